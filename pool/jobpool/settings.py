@@ -26,7 +26,7 @@ from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
 from jobpool.message.names import check_queue, nearest_word
 from jobpool.message.setting_types import Address, History, OnCrash, Recycle, UrlLimits, choice, usable_cpus
-from jobpool.message.units import parse_duration, parse_size
+from jobpool.message.units import format_duration, parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
@@ -100,7 +100,8 @@ class Setting:
             (self.most, "less than or equal to", operator.le),
         ):
             if bound is not None and not is_right(value, bound):
-                raise ValueError(f"must be {word} {bound:.12g}, not {given!r}")
+                shown = f" s ({format_duration(bound)})" if self.kind is TIME and bound >= 60 else ""
+                raise ValueError(f"must be {word} {bound:.12g}{shown}, not {given!r}")
         return value
 
 

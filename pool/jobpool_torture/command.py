@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobpool.broker.config_file import from_directory, working_directory
 from jobpool.cli.options import Command, as_json, option, time_option
 from jobpool.cli.output import answer_json, columns, note, table
 from jobpool.cli.session import Session
@@ -95,7 +96,7 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
     from msgspec.structs import asdict
 
     from jobpool_torture.entry_point import read_schedule
-    from jobpool_torture.options import Options, absolute, check_machine
+    from jobpool_torture.options import Options, check_machine
 
     run = {name: given[name] for name in OF_THE_RUN if given[name] is not None}
     faults: Sequence[Fault] | None = None
@@ -107,7 +108,7 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
     else:
         run = _translated(run)
     options = Options(
-        absolute(session.settings().backend),
+        from_directory(session.settings().backend, working_directory()),
         **run,
         queue=given["queue"] or "",
         restart_broker=given["restart_broker"] or "",

@@ -69,7 +69,9 @@ class Environment:
         with ExitStack() as undo:
             undo.callback(self._stack.close)
             access = make_access(options.backend) if "access.deny" in wanted else "it was not asked for"
-            self._build(self._no_clock(backend, wanted), access)
+            no_clock = OWN_CLOCK if backend.scheme in LOCAL else MOMENTS if backend.scheme in TOLD_MOMENTS else ""
+            no_clock = no_clock or (missing() if "clock.jump" in wanted else "it was not asked for")
+            self._build(no_clock, access)
             undo.pop_all()
 
     def _build(self, no_clock: str, access: Access | str) -> None:
@@ -83,7 +85,9 @@ class Environment:
         *networks, self._producer_network = self._networks = [network for network, _ in ways]
         *urls, self._producer_url = [url for _, url in ways]
         clocks = [None if no_clock else PoolClock(self.folder / f"clock{number}") for number in range(options.pools)]
-        self.fleet = Fleet(self.folder, urls, self._flags(), environment=self._environment(), clocks=clocks)
+        variables = {LEDGER: str(self.ledger), LASTS: f"{options.seconds:g}", "JOBPOOL_SIGNING_KEY": self._key}
+        variables[spoiling.ORDERS_FOLDER] = str(self._orders)
+        self.fleet = Fleet(self.folder, urls, self._flags(), environment=variables, clocks=clocks)
         self._stack.callback(self.fleet.kill_all)
         self.nemesis = Nemesis(
             self.fleet,
@@ -113,13 +117,6 @@ class Environment:
             ways.append((network, route.to(network.host, network.port)))
         return ways, ""
 
-    def _no_clock(self, backend: QueueBackend, wanted: Collection[str]) -> str:
-        if backend.scheme in LOCAL:
-            return OWN_CLOCK
-        if backend.scheme in TOLD_MOMENTS:
-            return MOMENTS
-        return missing() if "clock.jump" in wanted else "it was not asked for"
-
     def _flags(self) -> list[str]:
         options = self.options
         keys = ("--idempotency-ttl", KEYS_KEPT, "--rollups", "0") if self.capabilities.key_store else ()
@@ -129,10 +126,6 @@ class Environment:
             *("--max-crashes", str(MAX_CRASHES), "--log-format", "json"),
             *keys,
         ]
-
-    def _environment(self) -> dict[str, str]:
-        own = {LEDGER: str(self.ledger), LASTS: f"{self.options.seconds:g}", "JOBPOOL_SIGNING_KEY": self._key}
-        return {**own, spoiling.ORDERS_FOLDER: str(self._orders)}
 
     def connect(self) -> QueueBackend:
         """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""

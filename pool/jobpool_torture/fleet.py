@@ -293,21 +293,19 @@ class Fleet:
 
         Returns exit statuses by name, of those that ran: 0 = drained. None = it had not ended, and was killed.
         """
-        running = {pool.name: pool for pool in self.pools if pool.pid}
-        for pool in running.values():
+        running = [pool for pool in self.pools if pool.pid]
+        for pool in running:
             self.order_end(pool.number, signal.SIGTERM, 0.0)
         before = len(self.ends)
         give_up = time.monotonic() + limit
-        while any(pool.pid for pool in running.values()) and time.monotonic() < give_up:
+        while any(pool.pid for pool in running) and time.monotonic() < give_up:
             self._look()
             time.sleep(LOOK_PAUSE_S)
-        statuses: dict[str, int | None] = {end.pool: end.status for end in self.ends[before:]}
-        late = [pool for pool in running.values() if pool.pid]
-        for pool in late:
-            self.order_end(pool.number, signal.SIGKILL, 0.0)
+        statuses = {end.pool: end.status for end in self.ends[before:]}
         for pool in self.pools:
+            self.order_end(pool.number, signal.SIGKILL, 0.0)
             pool.start_at = None
-        return {name: statuses.get(name) for name in running}
+        return {pool.name: statuses.get(pool.name) for pool in running}
 
     def kill_all(self) -> None:
         """Kill and collect everything that belongs to the fleet; block for up to 10 s. Safe at any time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,11 +14,11 @@ import orjson
 from msgspec import structs
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.filters import PAGE_MESSAGES, matching
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, QueueStats, State, Verb
 from jobpool.message.results import Record
 from jobpool_torture.ledger import Line
 
-PAGE_MESSAGES = 500
 MAX_DELETED_MESSAGES = 1000
 SHOWN_IDS = 5
 LOOK_EVERY_S = 0.5
@@ -31,7 +31,7 @@ not signed with its key, and never begin.
 def kept(backend: QueueBackend, queue: str) -> list[Message]:
     """Return all messages that the broker shows of the queue: dead ones, and live ones where it can list them."""
     states = () if backend.capabilities.lists_live else (State.DEAD,)
-    return list(pages(backend, MessageFilter(queue=queue, states=states)))
+    return list(matching(backend, MessageFilter(queue=queue, states=states)))
 
 
 def results(backend: QueueBackend, idents: Iterable[str]) -> dict[str, Any]:
@@ -43,14 +43,6 @@ def results(backend: QueueBackend, idents: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def pages(backend: QueueBackend, where: MessageFilter) -> Iterator[Message]:
-    """Yield all messages that the filter finds. Raises `BackendUnavailable`. Blocks for a round trip a page."""
-    after: str | None = None
-    while page := backend.list_messages(where, after=after, limit=PAGE_MESSAGES):
-        yield from page
-        after = page[-1].cursor
-
-
 def stuck(backend: QueueBackend, queue: str) -> list[str]:
     """Return the messages that are not done, with state and counters; counts alone where they are not listed."""
     if not backend.capabilities.lists_live:
@@ -60,7 +52,7 @@ def stuck(backend: QueueBackend, queue: str) -> list[str]:
     return [
         f"{message.id}: {message.state.value}, {message.handler}, attempts {message.attempts},"
         f" crashes {message.crashes}, deliveries {message.deliveries}"
-        for message in pages(backend, MessageFilter(queue=queue, states=LIVE))
+        for message in matching(backend, MessageFilter(queue=queue, states=LIVE))
     ]
 
 
@@ -101,7 +93,7 @@ def _delete(backend: QueueBackend, queue: str, ours: Collection[str]) -> list[st
     if not backend.capabilities.keeps_records:
         _delete_all(backend, MessageFilter(queue=queue, states=UNHELD))
         where = MessageFilter(queue=queue, states=(State.DEAD,))
-    found = [message.id for message in pages(backend, where) if message.state is not State.LEASED]
+    found = [message.id for message in matching(backend, where) if message.state is not State.LEASED]
     own = [ident for ident in found if ident in ours]
     for start in range(0, len(own), PAGE_MESSAGES):
         _delete_all(backend, structs.replace(where, ids=tuple(own[start : start + PAGE_MESSAGES])))

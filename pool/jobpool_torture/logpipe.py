@@ -17,6 +17,7 @@ SMALL_PIPE_BYTES = 1 << 12
 """Size of the pipe while it is read, and while it is not: less, so that less has to fill it."""
 
 FILLING = b" " * 127 + b"\n"
+LOOK_EVERY_S = 0.05  # for the end, where nothing is written
 
 
 class LogPipe:
@@ -27,11 +28,13 @@ class LogPipe:
         with contextlib.ExitStack() as undo:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             undo.callback(os.close, self._file)
-            self._reader, self.writer = _pipe(undo)
-            self._wake_reader, self._wake_writer = _pipe(undo)
+            self._reader, self.writer = os.pipe()
+            undo.callback(os.close, self._reader)
+            undo.callback(os.close, self.writer)
             os.set_blocking(self._reader, False)
             self._close = undo.pop_all()
-        self._is_held = False
+        self._reads = threading.Event()
+        self._reads.set()
         self._is_over = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._copy, name="torture-log", daemon=True)
@@ -40,64 +43,50 @@ class LogPipe:
     def hold(self) -> None:
         """Stop reading, and fill the pipe: the next write to it waits."""
         with self._lock:
-            self._is_held = True
-            self._wake()
+            self._reads.clear()
             self._resize(SMALL_PIPE_BYTES)
-            self._fill()
+            # By an open file of our own: the pool's shall not become non-blocking.
+            with open(f"/proc/self/fd/{self.writer}", "wb", buffering=0, opener=_without_waiting) as file:
+                while file.write(FILLING):
+                    pass
 
     def go_on(self) -> None:
         """Read again."""
-        with self._lock:
-            self._is_held = False
-            self._wake()
         self.drain()
+        self._reads.set()
         self._resize(PIPE_BYTES)
 
     def drain(self) -> None:
         """Copy what is in the pipe now, held or not. Does not wait for more."""
-        with self._lock, contextlib.suppress(BlockingIOError):
+        with self._lock:
+            self._drain()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
             while data := os.read(self._reader, PIPE_BYTES):
                 os.write(self._file, data.replace(FILLING, b""))
 
     def close(self) -> None:
         """Copy the rest, and end. To be called once, when nobody writes any more."""
-        with self._lock:
-            self._is_over = True
-            self._wake()
+        self._is_over = True
+        self._reads.set()
         self._thread.join()
         self.drain()
         self._close.close()
 
     def _copy(self) -> None:
-        """Copy, in the thread: wait for something to read, unless it is held, and for a wake."""
+        """Copy, in the thread, unless it is held."""
         while not self._is_over:
-            watched = [self._wake_reader] if self._is_held else [self._wake_reader, self._reader]
-            ready, _, _ = select.select(watched, [], [])
-            if self._wake_reader in ready:
-                os.read(self._wake_reader, 1)
-            elif not self._is_held:
-                self.drain()
-
-    def _wake(self) -> None:
-        os.write(self._wake_writer, b".")
-
-    def _fill(self) -> None:
-        """Fill the pipe by an open file of our own: the pool's shall not become non-blocking."""
-        with open(f"/proc/self/fd/{self.writer}", "wb", buffering=0, opener=_without_waiting) as file:
-            while file.write(FILLING):
-                pass
+            self._reads.wait()
+            select.select([self._reader], [], [], LOOK_EVERY_S)
+            with self._lock:
+                if self._reads.is_set():
+                    self._drain()
 
     def _resize(self, size: int) -> None:
         """Resize the pipe. The kernel may refuse: it holds more than that, or the user has too many pages in pipes."""
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, size)
-
-
-def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        undo.callback(os.close, end)
-    return ends
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -63,22 +63,21 @@ def known_of(calls: Iterable[Line], *, idempotent: bool = True) -> Known:
     unknown: list[Line] = []
     unanswered: list[Line] = []
     asked: Line | None = None
-    for line in calls:
-        if line.event == "asked":
+    for line in (*calls, None):
+        if line is None or line.event == "asked":
             silent, asked = asked, line  # the pool that asked before was killed in that call
         else:
             silent, asked = (line if line.event == "unknown" else None), None
         if silent is not None:
             unknown.append(silent)
             unanswered.append(silent)
-        if line.answer in ACCEPTED and line.event == "settled":
+        if line is None or line.event != "settled":
+            continue
+        if line.answer in ACCEPTED:
             accepted = line
             done += [line] if line.answer == Settled.OK.value else []
-        elif line.event == "settled" and idempotent:
+        elif idempotent:
             unknown = [call for call in unknown if line.at - call.since > CALL_REMEMBERED_S]
-    if asked is not None:
-        unknown.append(asked)
-        unanswered.append(asked)
     return Known(tuple(done), accepted, () if accepted else tuple(unknown), tuple(unanswered))
 
 

@@ -36,19 +36,12 @@ class Missed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """The deed of a fault: a sentence without its subject, and the processes."""
+class Blow:
+    """The deed of a fault: a sentence, the processes, and whether it found nothing to strike."""
 
     said: str
     pids: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Blow:
-    """The result of a fault: a sentence, and whether it found nothing to strike."""
-
-    said: str
-    missed: bool
+    missed: bool = False
 
 
 class Nemesis:
@@ -120,44 +113,44 @@ class Nemesis:
         """
         pool = self._fleet.pools[fault.pool]
         try:
-            deed = MEANS[fault.kind](self, fault, pool)
+            blow = MEANS[fault.kind](self, fault, pool)
         except (Missed, AccessFailed, NetworkFailed) as error:
             if isinstance(error, NetworkFailed):
                 self.problems.append(f"{pool.name}: {error}")
-            return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
+            return Blow(self._note("missed", fault, f"missed: {error}"), missed=True)
         if not fault.kind.endswith(_OVER_AT_ONCE):
             self._pending[fault.number] = (time.monotonic() + fault.seconds, fault)
-        return Blow(self._note("struck", fault, deed), missed=False)
+        return Blow(self._note("struck", fault, blow.said, blow.pids), blow.pids)
 
     # children and fork servers
 
-    def _strike_child(self, fault: Fault, pool: Pool) -> Deed:
+    def _strike_child(self, fault: Fault, pool: Pool) -> Blow:
         """Kill or stop a child; an odd pick wants one at work, if there is any."""
         _there(pool)
         busy = pool.busy() if fault.pick % 2 else []
         pid = _pick(busy or pool.children(), fault.pick // 2, "no child")
         return self._kill_or_stop(fault, "a busy child" if busy else "a child", pid, lambda pid: pid in pool.children())
 
-    def _strike_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+    def _strike_fork_server(self, fault: Fault, pool: Pool) -> Blow:
         _there(pool)
         pid = _pick(pool.fork_servers(), fault.pick, "no fork server")
         return self._kill_or_stop(fault, "a fork server", pid, lambda pid: pid in pool.fork_servers())
 
-    def _kill_or_stop(self, fault: Fault, what: str, pid: int, is_it: Callable[[int], bool]) -> Deed:
+    def _kill_or_stop(self, fault: Fault, what: str, pid: int, is_it: Callable[[int], bool]) -> Blow:
         if fault.kind.endswith(".stop"):
             return self._stop(fault, what, [pid], is_it)
         self._send(pid, signal.SIGKILL, is_it)
-        return Deed(f"{what} killed, pid {pid}", (pid,))
+        return Blow(f"{what} killed, pid {pid}", (pid,))
 
-    def _spoil_child(self, fault: Fault, pool: Pool) -> Deed:
+    def _spoil_child(self, fault: Fault, pool: Pool) -> Blow:
         _there(pool)
         assert self._orders is not None
         known = spoiling.ways()
         way = known[fault.pick % len(known)]
         spoiling.order(self._orders, pool.name, way)
-        return Deed(f"the next plain job is to spoil its process: {way}")
+        return Blow(f"the next plain job is to spoil its process: {way}")
 
-    def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+    def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Blow:
         """Stop it, and kill a child of its: its pool sees that nobody collects the child."""
         _there(pool)
         servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
@@ -167,18 +160,18 @@ class Nemesis:
         children = processes.children_of(pid)[:1]
         for child in children:
             processes.send(child, signal.SIGKILL, lambda child: child in pool.children())
-        return Deed(f"{len(children)} child killed, and its fork server stopped for good, pid {pid}", (pid, *children))
+        return Blow(f"{len(children)} child killed, and its fork server stopped for good, pid {pid}", (pid, *children))
 
     # masters and pools
 
-    def _kill_master(self, fault: Fault, pool: Pool) -> Deed:
+    def _kill_master(self, fault: Fault, pool: Pool) -> Blow:
         pid = self._order_end(pool, signal.SIGKILL, fault.seconds)
-        return Deed(f"the master killed, pid {pid}; another after {fault.seconds:g} s", (pid,))
+        return Blow(f"the master killed, pid {pid}; another after {fault.seconds:g} s", (pid,))
 
-    def _stop_master(self, fault: Fault, pool: Pool) -> Deed:
+    def _stop_master(self, fault: Fault, pool: Pool) -> Blow:
         return self._stop(fault, "the master", [_there(pool)], pool.is_master)
 
-    def _stop_group(self, fault: Fault, pool: Pool) -> Deed:
+    def _stop_group(self, fault: Fault, pool: Pool) -> Blow:
         """Stop the master first, so that it forks nothing more; its fork servers may have, until they stand."""
         master = _there(pool)
         stopped: list[int] = []
@@ -189,17 +182,17 @@ class Nemesis:
             stopped += self._stops.stop(fault.number, fresh, lambda pid: pid in processes.tree_of(master))
         if not stopped:
             raise Missed(f"{pool.name} has ended just now")
-        return Deed(f"all {len(stopped)} processes stopped for {fault.seconds:g} s", tuple(stopped))
+        return Blow(f"all {len(stopped)} processes stopped for {fault.seconds:g} s", tuple(stopped))
 
-    def _term(self, fault: Fault, pool: Pool) -> Deed:
+    def _term(self, fault: Fault, pool: Pool) -> Blow:
         self._check_ready(pool)
         pid = self._order_end(pool, signal.SIGTERM, fault.seconds)
-        return Deed(f"told to stop, pid {pid}; another {fault.seconds:g} s after its end", (pid,))
+        return Blow(f"told to stop, pid {pid}; another {fault.seconds:g} s after its end", (pid,))
 
-    def _hup(self, _: Fault, pool: Pool) -> Deed:
+    def _hup(self, _: Fault, pool: Pool) -> Blow:
         pid = self._check_ready(pool)
         self._send(pid, signal.SIGHUP, pool.is_master)
-        return Deed(f"told to load its app anew, pid {pid}", (pid,))
+        return Blow(f"told to load its app anew, pid {pid}", (pid,))
 
     def _check_ready(self, pool: Pool) -> int:
         """Miss the fault if the program has just been started: it would die of signals that it does not handle yet."""
@@ -217,29 +210,29 @@ class Nemesis:
 
     # logs, networks, clocks, the broker
 
-    def _hold_log(self, fault: Fault, pool: Pool) -> Deed:
+    def _hold_log(self, fault: Fault, pool: Pool) -> Blow:
         _there(pool)
         if pool.log is None or self._in_force("log.block", fault.pool):
             raise Missed(f"nobody reads the log of {pool.name} as it is")
         pool.log.hold()
-        return Deed(f"nobody reads its log for {fault.seconds:g} s")
+        return Blow(f"nobody reads its log for {fault.seconds:g} s")
 
-    def _deny(self, fault: Fault, _: Pool) -> Deed:
+    def _deny(self, fault: Fault, _: Pool) -> Blow:
         assert self._access is not None
-        return Deed(f"{self._access.begin(fault)}, for {fault.seconds:g} s")
+        return Blow(f"{self._access.begin(fault)}, for {fault.seconds:g} s")
 
-    def _trouble(self, fault: Fault, _: Pool) -> Deed:
+    def _trouble(self, fault: Fault, _: Pool) -> Blow:
         told = self._weather[fault.pool].begin(fault)
-        return Deed(f"{told}{f', for {fault.seconds:g} s' if fault.seconds else ''}")
+        return Blow(f"{told}{f', for {fault.seconds:g} s' if fault.seconds else ''}")
 
-    def _jump(self, fault: Fault, _: Pool) -> Deed:
+    def _jump(self, fault: Fault, _: Pool) -> Blow:
         self._clocks[fault.pool].shift(fault.amount)
-        return Deed(f"the wall clock {fault.amount:+g} s, for {fault.seconds:g} s")
+        return Blow(f"the wall clock {fault.amount:+g} s, for {fault.seconds:g} s")
 
-    def _restart_broker(self, _fault: Fault, _pool: Pool) -> Deed:
+    def _restart_broker(self, _fault: Fault, _pool: Pool) -> Blow:
         if self._restart.is_under_way:
             raise Missed("the broker is still being restarted")
-        return Deed(f"the broker is being restarted by {self._restart.command!r}", (self._restart.begin(),))
+        return Blow(f"the broker is being restarted by {self._restart.command!r}", (self._restart.begin(),))
 
     # how signals go out
 
@@ -247,11 +240,11 @@ class Nemesis:
         if not processes.send(pid, number, is_it):
             raise Missed(f"process {pid} has ended just now")
 
-    def _stop(self, fault: Fault, what: str, pids: Sequence[int], is_it: Callable[[int], bool]) -> Deed:
+    def _stop(self, fault: Fault, what: str, pids: Sequence[int], is_it: Callable[[int], bool]) -> Blow:
         stopped = self._stops.stop(fault.number, pids, is_it)
         if not stopped:
             raise Missed(f"process {pids[0]} has ended just now")
-        return Deed(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
+        return Blow(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
 
     def due(self, now: float | None = None) -> list[str]:
         """Undo what is over, collect what has ended, start what is to run again; return a sentence for each.
@@ -305,7 +298,7 @@ class Nemesis:
         except NetworkFailed as error:
             self.problems.append(f"{self._fleet.pools[fault.pool].name}: {error}")
             said = str(error)
-        return self._note("over", fault, Deed(f"over: {said}"))
+        return self._note("over", fault, f"over: {said}")
 
     def _undone(self, fault: Fault) -> str:
         if fault.kind.startswith("net."):
@@ -361,9 +354,9 @@ class Nemesis:
             return "its user was locked out"
         return ""
 
-    def _note(self, event: str, fault: Fault, deed: Deed) -> str:
-        self._write(event, deed.said, deed.pids, number=fault.number, kind=fault.kind, pool=fault.pool)
-        return f"{self._fleet.pools[fault.pool].name}: {fault.kind}: {deed.said}"
+    def _note(self, event: str, fault: Fault, said: str, pids: Sequence[int] = ()) -> str:
+        self._write(event, said, pids, number=fault.number, kind=fault.kind, pool=fault.pool)
+        return f"{self._fleet.pools[fault.pool].name}: {fault.kind}: {said}"
 
     def _say(self, event: str, said: str, *pids: int, **about: bool) -> str:
         self._write(event, said, pids, **about)
@@ -376,7 +369,7 @@ class Nemesis:
         ledger.write(self._record, line.encode())
 
 
-MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {
+MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Blow]] = {
     "child.kill": Nemesis._strike_child,
     "child.stop": Nemesis._strike_child,
     "child.spoil": Nemesis._spoil_child,

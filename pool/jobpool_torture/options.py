@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 import psutil
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.config_file import sqlite_url
 from jobpool.broker.opening import scheme_of
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import check_queue
@@ -76,15 +75,6 @@ def with_timeout(url: str, seconds: float) -> str:
     place, _, query = url.partition("?")
     options = [query] if query else []
     return url if "timeout" in dict(parse_qsl(query)) else f"{place}?{'&'.join([*options, f'timeout={seconds:g}'])}"
-
-
-def absolute(url: str) -> str:
-    """Return the URL, so that it means the same in every directory: a file's path in it is made absolute."""
-    start = "sqlite:///"
-    file = url[len(start) :]
-    if not url.lower().startswith(start) or not file or file[0] in "/:?":
-        return url
-    return f"{sqlite_url(Path.cwd())}/{file}"
 
 
 def _between(what: str, value: float, least: float, most: float, unit: str = "") -> None:

@@ -16,7 +16,6 @@ from jobpool.message.settlement import CANCELLED
 from jobpool_torture.ledger import Line
 from jobpool_torture.message_history import ACCEPTED, CounterStep, Delivery, History, counter_steps
 
-ALL = Capabilities()
 CLOCK_TOLERANCE_S = 0.1  # time by which a broker's clock may run ahead of this machine's within one lease
 
 
@@ -259,18 +258,11 @@ class Account:
 
 
 def count(
-    lines: Iterable[Line],
-    enqueued: Collection[str] = (),
-    kept: Iterable[Message] = (),
-    *,
-    can: Capabilities = ALL,
+    lines: Iterable[Line], enqueued: Collection[str] = (), kept: Iterable[Message] = (), *, can: Capabilities
 ) -> Account:
-    """Count.
+    """Count by the whole ledger, and by all that the broker still has, live or dead (`kept`).
 
-    Args:
-        lines: The whole ledger.
-        enqueued: Ids of which an enqueue was answered, besides those that the ledger names.
-        kept: All that the broker still has, live or dead.
+    `enqueued`: ids of which an enqueue was answered, besides those that the ledger names.
     """
     by_id: dict[str, list[Line]] = defaultdict(list)
     promised, tried = set(enqueued), set(enqueued)

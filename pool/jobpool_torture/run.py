@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, scheme_of
-from jobpool.broker.values import QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_torture import judge, leftovers
 from jobpool_torture.baseline import Open, difference, grown
@@ -221,7 +220,8 @@ class Run:
     def _stop(self) -> None:
         with self._pace.enter("stop", STOP_LIMIT_S):
             statuses = self._fleet.stop_all(STOP_LIMIT_S)
-            self.result.add("EXIT", [f"{name}: {_status(code)}" for name, code in statuses.items() if code != 0])
+            told = {code: "had to be killed" if code is None else f"status {code}" for code in statuses.values()}
+            self.result.add("EXIT", [f"{name}: {told[code]}" for name, code in statuses.items() if code != 0])
             give_up = time.monotonic() + ORPHANS_LIMIT_S
             while (left := self._fleet.processes()) and time.monotonic() < give_up:
                 time.sleep(TURN_S)
@@ -267,7 +267,9 @@ class Run:
         patience = DrainStall(max(STALL_LIMIT_S, 6 * self.options.ttl), begun)
         calm = 0
         while calm < CALM_LOOKS:
-            stats = _stats(backend, self.options.queue)
+            stats = None
+            with suppress(BackendUnavailable):
+                stats = backend.stats(self.options.queue)
             self._pace.pending = None if stats is None else stats.pending
             calm = calm + 1 if self._pace.pending == 0 else 0
             now = time.monotonic()
@@ -297,19 +299,9 @@ class Run:
         return f"it has no log ({path})"
 
 
-def _stats(backend: QueueBackend, queue: str) -> QueueStats | None:
-    with suppress(BackendUnavailable):
-        return backend.stats(queue)
-    return None
-
-
 def _last_line(log: str) -> str:
     """Return where a program says what it died of."""
     return (log.strip().splitlines() or ["its log is empty"])[-1][-LOG_LINE_CHARS:]
-
-
-def _status(code: int | None) -> str:
-    return "had to be killed" if code is None else f"status {code}"
 
 
 class Phases:

@@ -23,12 +23,8 @@ def figures(lines: Sequence[Line], found: Collection[str]) -> dict[str, int]:
     """Return how many results, answers to cancels and closed batches there are to judge by."""
     answers = Counter(line.answer for line in lines if line.event == "cancel")
     done = sum(answers.pop(answer, 0) for answer in DONE)
-    counts = {
-        "results": len(found),
-        "cancelled": done,
-        "not cancelled": answers.total(),
-        "batches": len(_closed(lines)),
-    }
+    counts = {"results": len(found), "cancelled": done, "not cancelled": answers.total()}
+    counts["batches"] = len(_closed(lines))
     return {name: count for name, count in counts.items() if count}
 
 

@@ -14,8 +14,9 @@ from support.looks import settle
 from jobpool.broker import control, editing
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, State, Verb
+from jobpool.client.jobs import Jobs
 from jobpool.errors import InvalidJob
-from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS, BatchStatus
+from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS, BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import verify
 from jobpool.message.lease import JobLease
@@ -409,6 +410,41 @@ def test_one_that_comes_too_late_with_a_settlement_is_added_without_a_batch(back
     assert [each.id for each in leases] == ["late", "lost"]
     assert backend.settle_many([(each, Ack()) for each in leases]) == [Settled.OK] * 2
     assert counts(backend) == (0, 0, 0, 0)
+
+
+def test_a_producer_that_runs_again_leaves_its_closed_batch_alone(backend: QueueBackend) -> None:
+    jobs = Jobs(backend=backend)
+
+    def produce(run: str) -> None:
+        with jobs.batch(on_done=JobDefinition("finish", queue=DONE), identifier=BATCH) as batch:
+            batch.add(a_job(identifier="known"))
+            batch.add_many(numbered(2, name=run))
+
+    produce("first")
+    [running] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
+    for _ in range(2):
+        with pytest.raises(InvalidJob, match=f"batch {BATCH} is not open: it was closed, and stays"):
+            produce("again")
+    assert (known(backend).stopped, counts(backend)) == (False, (3, 0, 0, 0))
+    assert backend.ack(running) is Settled.OK
+    for lease in backend.fetch_many(QUEUE, limit=5, ttl=100.0):
+        backend.ack(lease)
+    assert counts(backend) == (3, 3, 0, 0)
+    assert callbacks(backend) == [("finish", f"{BATCH}:on_done")]
+
+
+def test_a_call_with_what_no_program_sends_is_refused(backend: QueueBackend) -> None:
+    """A handler's process may send anything to its master, which makes these calls."""
+    jobs = [JobDefinition("finish", queue=DONE)]
+    for call in (
+        BatchCall("get", "\0"),
+        BatchCall("open", BATCH, parent="\0"),
+        BatchCall("open", BATCH, callbacks=("on_done", "on_success")),
+        BatchCall("open", BATCH, callbacks=("parent",)),
+    ):
+        with pytest.raises((InvalidJob, TypeError, ValueError)):
+            backend.call_batch(call, jobs)
+    assert backend.batches.get(BATCH) is None
 
 
 # --- nested ------------------------------------------------------------------------------------------------

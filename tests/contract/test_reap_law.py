@@ -79,6 +79,15 @@ def test_only_the_queue_that_was_named_is_reaped(harness: Harness, backend: Queu
     assert backend.stats(QUEUE).leased == 1
 
 
+def test_a_message_that_was_given_back_as_begun_is_so_after_a_crash(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.release(lease)
+    crash(harness, backend, cause="oom")
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert lease.begun
+
+
 def test_attempts_and_the_last_error_survive_a_crash(harness: Harness, backend: QueueBackend) -> None:
     lease = new_lease(backend)
     backend.nack(lease, error="boom")

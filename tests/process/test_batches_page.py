@@ -15,19 +15,21 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text("
 
 
 def test_its_examples_do_what_it_says(tmp_path: Path) -> None:
-    chain, send, members, batch = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    chain, send, members, batch, nightly = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     waits = "print(batch.wait(timeout=60).failed)\n"
     assert batch.endswith(waits)
-    (tmp_path / "app.py").write_text(f"{chain}\n\n{members}")
+    (tmp_path / "app.py").write_text(f"{chain}\n\n{members}\n\n{nightly}")
     (tmp_path / "send.py").write_text(f"from app import *\n\n{send}\n{batch.removesuffix(waits)}\nprint(batch.id)\n")
 
     ident = run(tmp_path, "python", "send.py").stdout.split()[-1]
+    run(tmp_path, "jobpool", "enqueue", "nightly")
     log = run(tmp_path, "jobpool", "--app", "app.py", "--workers", "2", "--until-empty").stderr
 
     assert "unpacked 15 files" in log
     assert "June {'id': " in log
     [told] = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     [found] = [json.loads(line.replace("'", '"')) for line in re.findall(r" June ({.*?})$", log, re.MULTILINE)]
+    assert re.search(r"all {'id': '\w+:batch', 'total': 5, 'succeeded': 5, 'failed': 0,", log)
     of_a_run = ("id", "failed_ids")
     assert found.keys() == json.loads(told).keys()
     assert {k: v for k, v in found.items() if k not in of_a_run} == {

@@ -113,6 +113,27 @@ def produce(ctx: jobpool.JobContext) -> None:
 
 
 @jobpool.handler
+def fan_out(ctx: jobpool.JobContext) -> None:
+    """Fill a batch: killed in the midst of it in the first delivery, failing there in the second."""
+    jobs = jobpool.Jobs()
+    done = tell.define(tag="fanned out")
+    with jobs.batch(on_done=done, identifier=f"{ctx.id}:batch") as batch:
+        for n in range(4):
+            if n == 2 and ctx.fence == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if n == 3 and ctx.fence == 2:
+                raise ConnectionError("the list of customers is away")
+            batch.add(work.define(tag="member").identifier(f"{ctx.id}:{n}"))
+    note(ctx, "end", tag=str(batch.status().total))
+
+
+@jobpool.handler
+def tell(ctx: jobpool.JobContext, tag: str, batch: dict[str, Any] | None = None) -> None:
+    assert batch is not None
+    note(ctx, "end", tag=f"{tag}: {batch['succeeded']} of {batch['total']}")
+
+
+@jobpool.handler
 def ask_for(ctx: jobpool.JobContext, what: str) -> None:
     """The first time, `what`; then success."""
     note(ctx, "start")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any
 from urllib.parse import unquote
 
@@ -53,22 +52,14 @@ OPTIONS = (
 )
 
 
-class Kind(Enum):
-    """Kinds of seeds in an address."""
-
-    SERVER = "the server itself"
-    SENTINEL = "sentinels, which know the master of a service"
-    CLUSTER = "nodes of a cluster, each of which knows the others"
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """The servers' address, and how to connect to them."""
 
-    kind: Kind
-    seeds: tuple[Endpoint, ...]  # at least one
+    seeds: tuple[Endpoint, ...]  # one at least: the server, the sentinels of a service, or nodes of a cluster
     node: Endpoint  # how to get into a server that the seeds name: credentials, TLS, time limits; it has no host
     service: str = ""  # name of the master at the sentinels
+    cluster: bool = False
     prefix: str = DEFAULT_PREFIX  # of all key names
     caps: DeadCaps = field(default_factory=DeadCaps)  # on the dead letters of a queue
 
@@ -104,12 +95,12 @@ class _Reader:
             case "cluster":
                 if self._db(self._path) != 0:
                     raise self._refuse("has database 0 only: leave the number out")
-                place = Address(Kind.CLUSTER, self._read_hosts(node), node)
+                place = Address(self._read_hosts(node), node, cluster=True)
             case "unix":
                 if self._hosts or not self._path:
                     raise self._refuse("names no socket: write redis+unix:///path/to/redis.sock, with three slashes")
                 server = replace(node, path="/" + self._path, db=self._db(""))
-                place = Address(Kind.SERVER, (server,), server)
+                place = Address((server,), server)
             case _:
                 place = self._server(node)
         return replace(place, prefix=self._options["prefix"], caps=url_options.take_caps(self._options))
@@ -119,7 +110,7 @@ class _Reader:
         if len(hosts) > 1:
             raise self._refuse("takes one host: write redis+sentinel:// or redis+cluster:// for several")
         server = replace(hosts[0], db=self._db(self._path))
-        return Address(Kind.SERVER, (server,), server)
+        return Address((server,), server)
 
     def _sentinels(self, node: Endpoint) -> Address:
         service, _, db = self._path.partition("/")
@@ -127,7 +118,7 @@ class _Reader:
             raise self._refuse("names no service: write redis+sentinel://host:26379/SERVICE, its name there")
         username, password = self._options["sentinel_username"], self._options["sentinel_password"]
         seeds = self._read_hosts(replace(node, port=26379, username=username, password=password))
-        return Address(Kind.SENTINEL, seeds, replace(node, db=self._db(db)), service)
+        return Address(seeds, replace(node, db=self._db(db)), service)
 
     def _node(self) -> Endpoint:
         username, colon, password = self._login.partition(":")

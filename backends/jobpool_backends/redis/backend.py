@@ -17,7 +17,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
-from jobpool_backends.redis.address import DEFAULT_PREFIX, Address, Kind, read_address
+from jobpool_backends.redis.address import DEFAULT_PREFIX, Address, read_address
 from jobpool_backends.redis.batches import Batches
 from jobpool_backends.redis.claims import RedisClaimStore
 from jobpool_backends.redis.cluster_connections import ClusterLink
@@ -148,7 +148,7 @@ class RedisClusterBackend(RedisBackend):
 
 def open_link(address: Address) -> Link:
     """Return a link to what the address names. Does not connect: the first call does."""
-    if address.kind is Kind.SENTINEL:
+    if address.service:
         sentinels = Sentinels(address.seeds, address.node, address.service)
         return ServerLink(sentinels.place, sentinels.open)
-    return ClusterLink(address.seeds) if address.kind is Kind.CLUSTER else ServerLink(address.seeds[0])
+    return ClusterLink(address.seeds) if address.cluster else ServerLink(address.seeds[0])

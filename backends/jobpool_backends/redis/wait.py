@@ -7,8 +7,8 @@ fetch that leaves messages puts it there again; one that leaves none takes it aw
 
 A message that falls due wakes nobody: a look says when the next one does, and a waiter sleeps no longer than that.
 
-A kept result is a key of its own, which expires by itself. A client that waits for one leaves a token beside the ids of
-the jobs, and blocks on a list of its own. The script that ends such a job pushes to it.
+A kept result is a key of its own, which expires by itself. A waiter for one leaves a token beside the ids of the jobs.
+It blocks on a list of its own, to which the script pushes that ends such a job.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
-from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_once
+from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_batch, pack_once
 from jobpool.broker.values import (
     LOOK_INTERVAL_S,
     MAX_FETCH,
@@ -53,10 +53,10 @@ from jobpool.broker.values import (
 )
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, LeaseLost, Unsupported
-from jobpool.message.batches import NO_BATCHES, BatchStatus
+from jobpool.message.batches import NO_BATCHES, BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.names import check_queue
+from jobpool.message.names import check_identifier, check_queue
 from jobpool.message.results import JobStatus
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
@@ -450,6 +450,26 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         if self._batches is None:
             raise Unsupported(NO_BATCHES.format(self.scheme))
         return self._batches
+
+    def call_batch(
+        self, call: BatchCall, jobs: Sequence[JobDefinition] = (), *, cancel_wait: float = control.CANCEL_WAIT_S
+    ) -> BatchStatus | None:
+        """Carry out a call about a batch; return its counts if it gets them. `jobs`: the callbacks of a new one.
+
+        A cancel waits for `cancel_wait` seconds for members that run. Raises as `batches`, `parts.Batches.open` and
+        `pack`.
+        """
+        check_identifier(call.id)
+        match call.verb:
+            case "open":
+                self.batches.open(pack_batch(self, call, jobs))
+            case "close":
+                self.batches.close(call.id)
+            case "cancel":
+                control.cancel(self, [call.id], wait=cancel_wait)
+            case "get":
+                return self.find_batch(call.id)
+        return None
 
     def find_batch(self, ident: str) -> BatchStatus | None:
         """Return the counts of a batch; None: there is none, or none any more."""

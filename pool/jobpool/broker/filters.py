@@ -14,13 +14,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from jobpool.broker.values import MessageFilter, State
+from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.names import check_queue
 from jobpool.message.units import parse_duration
 
+if TYPE_CHECKING:
+    from jobpool.broker.backend import QueueBackend
+
+PAGE_MESSAGES = 500
 KEYS = ("queue", "handler", "state", "reason", "age", "id", "text")
 
 _TERM = re.compile(
@@ -98,3 +103,19 @@ def _age(value: str) -> tuple[str, float]:
         return age["sign"], parse_duration(age["span"])
     except ValueError as error:
         raise BadFilter(f"age:{value} is not clear: {error}") from None
+
+
+def matching(backend: QueueBackend, where: MessageFilter, limit: int = 0) -> Iterator[Message]:
+    """Yield the messages that match, `limit` at most; 0 = all. Blocks for a round trip a page.
+
+    Raises as `QueueBackend.list_messages` does.
+    """
+    after: str | None = None
+    seen = 0
+    while asked := min(PAGE_MESSAGES, limit - seen) if limit else PAGE_MESSAGES:
+        page = backend.list_messages(where, after=after, limit=asked)
+        yield from page
+        if len(page) < asked:
+            return
+        after = page[-1].cursor
+        seen += asked

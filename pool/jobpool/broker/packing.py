@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from jobpool.broker.values import Edit, Existing, NewMessage, once_id
+from jobpool.broker.values import Edit, Existing, NewBatch, NewMessage, once_id
 from jobpool.errors import InvalidJob, Unsupported
-from jobpool.message.batches import NO_BATCHES
+from jobpool.message.batches import NO_BATCHES, BatchCall
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.message.lease import JobLease
-from jobpool.message.names import DEFAULT_QUEUE, check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_identifier, check_queue
 from jobpool.message.settlement import Abandon, Ack, Move, Settlement
 from jobpool.message.signing import EnvelopeSigner
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
 
+MAX_CALLBACK_BYTES = MAX_BODY_BYTES // 2  # the ids of failed jobs have to go in too
 EDITS_IN_A_STEP = 250
 EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: nobody else is to wait for long meanwhile
 
@@ -53,6 +54,16 @@ def pack_once(to: QueueBackend, definition: JobDefinition, key: str) -> NewMessa
     """Pack it under the id and the unique key that `key` gives it. See `QueueBackend.enqueue_once`."""
     packed = pack(to, definition, once_id(key))
     return replace(packed, given=True, unique_key=packed.unique_key or f"once:{packed.id}")
+
+
+def pack_batch(to: QueueBackend, call: BatchCall, jobs: Sequence[JobDefinition]) -> NewBatch:
+    """Return the batch that a call opens, with its callbacks on their way in."""
+    callbacks = {name: to.pack(job) for name, job in zip(call.callbacks, jobs, strict=True)}
+    for name, new in callbacks.items():
+        if len(new.body) > MAX_CALLBACK_BYTES:
+            raise InvalidJob(f"the body of {name} has {len(new.body)} bytes; at most {MAX_CALLBACK_BYTES}")
+    parent = None if call.parent is None else check_identifier(call.parent)
+    return NewBatch(call.id, parent, **callbacks)
 
 
 def brought_by(to: QueueBackend, lease: JobLease, settlement: Settlement) -> list[NewMessage]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jobpool import errors
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
 from jobpool.ipc import frames, packets
 from jobpool.ipc.frames import Ask, Reply
+from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class ChannelProducer:
         Blocks until the master has the broker's answer.
         """
         return self._request(Ask([definition.to_dict() for definition in definitions])).ids
+
+    def call_batch(self, call: BatchCall, jobs: Sequence[JobDefinition] = ()) -> BatchStatus | None:
+        """Carry out a call about a batch. See `QueueBackend.call_batch`; raises and blocks as `enqueue_many`."""
+        return self._request(Ask([definition.to_dict() for definition in jobs], batch=call)).batch
 
     def pack(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
         """Return signed messages for these jobs, for the caller to enqueue. Raises and blocks as `enqueue_many`."""

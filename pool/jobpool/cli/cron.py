@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from operator import itemgetter
@@ -18,7 +18,7 @@ from msgspec import structs
 from jobpool.cli.options import Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.definition import rfc3339
 from jobpool.settings import nearest
 from jobpool.telemetry.logs import configure
@@ -58,7 +58,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     Without --once or --test-time it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker must
     answer at the start; a later outage is waited out. --test-time really enqueues and runs the jobs.
     """
-    from jobpool.cron.service import opened, runner_of, serve, warn_of_unfit
+    from jobpool.cron.service import opened, report, runner_of, say_output, serve, warn_of_unfit
 
     at = None if test_time is None else _parse_time(test_time)
     start = _start(session, flags)
@@ -69,8 +69,13 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     schedulers = _schedulers(start)
     with opened(start) as backend:
         runner = runner_of(start, backend, schedulers)
-        warn_of_unfit(runner)
+        warn_of_unfit(runner, start.environment)
         firings = runner.run() if at is None else runner.try_out(at)
+    for firing in firings:
+        if firing.stack:
+            report([firing], start.options)
+        else:
+            say_output(firing, start.options)
     answer(json_, firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
     ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))
 
@@ -85,6 +90,7 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
     now, records = _asked(start, plan)
     rows = [_values(planned, records.get(planned.name), now, start.environment) for planned in plan]
     answer(json_, rows, dict, LISTED, _cells)
+    _note_silent([row["name"] for row in rows if row["silent_until"]])
 
 
 @click.command("next", cls=Command, short_help="Show the next instants of schedules.")
@@ -93,29 +99,44 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
 @app
 @as_json
 def next_(session: Session, schedule: str | None, limit: int, json_: bool, **flags: Any) -> None:
-    """Show when one or all schedules are due next, by this machine's clock. Schedules that are disabled, or of other
-    environments, are left out.
+    """Show when one or all schedules are due next. Schedules that are disabled, or of other environments, are left out.
+
+    Without an answer of the broker, this machine's clock counts.
     """
+    from jobpool.cron.records import silent_until
+
     start = _start(session, flags)
     plan = _plan(start)
     if schedule:
         names = [planned.name for planned in plan]
         if schedule not in names:
-            near = f"{nearest(schedule, names)}; there are {', '.join(names)}"
+            near = nearest(schedule, names) or f"; there are {', '.join(names)}"
             raise ConfigurationError(f"no schedule is named {schedule!r}{near}")
         plan = [plan[names.index(schedule)]]
-    now = datetime.now(UTC)
-    ahead = [_instants(planned, now) for planned in plan if planned.why_not(start.environment) is None]
+    now, silent = datetime.now(UTC), {}
+    with contextlib.suppress(JobpoolError):  # no broker is needed to look ahead
+        now, records = _asked(start, plan)
+        silent = {name: until for name, one in records.items() if (until := silent_until(one, now))}
+    ahead = [
+        _instants(planned, silent.get(planned.name, now))
+        for planned in plan
+        if planned.why_not(start.environment) is None
+    ]
     coming = [row for _, row in islice(heapq.merge(*ahead, key=itemgetter(0)), limit)]
     answer(json_, coming, dict, COMING, _coming_cells, "nothing is due any more")
     _note_left_out(plan, start.environment)
+    _note_silent(silent)
 
 
 def _parse_time(text: str) -> datetime:
-    """Return an ISO 8601 moment; without an offset, UTC. Raises `click.UsageError`."""
+    """Return an ISO 8601 moment with an offset. Raises `click.UsageError`."""
     try:
         moment = datetime.fromisoformat(text)
-        return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
+        if moment.utcoffset() is None:
+            raise click.UsageError(
+                f"--test-time {text!r} has no time zone: write {moment:%Y-%m-%dT%H:%M}Z, or an offset, +01:00"
+            )
+        return moment.astimezone(UTC)
     except ValueError:
         raise click.UsageError(
             f"--test-time {text!r} is not a date and time: write 2026-03-29T02:30Z, or with an offset, +01:00"
@@ -131,7 +152,7 @@ def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     pool = session.pool(flags)
     configure(pool.log_level, pool.log_format)
     warn_of_secrets(pool, session.config_file())
-    return structs.replace(cron_start(pool), only=only)
+    return structs.replace(cron_start(pool), only=only, log_format=pool.log_format)
 
 
 def _schedulers(start: CronStart) -> list[Scheduler]:
@@ -188,15 +209,28 @@ def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
         note(f"{len(out)} left out: {'; '.join(reasons)}")
 
 
+def _note_silent(names: Iterable[str]) -> None:
+    from jobpool.cron.records import SILENT, SILENT_MEND
+
+    if told := ", ".join(names):
+        note(f"{told}: {SILENT}; {SILENT_MEND}")
+
+
 def _firing_cells(firing: Firing) -> list[str]:
     took = "-" if firing.took is None else f"{firing.took:.3f}"
     return [firing.name, rfc3339(firing.at), firing.status.value, firing.id or "-", took, firing.why or ""]
 
 
 def _values(planned: Planned, record: Record | None, now: datetime, environment: str | None) -> dict[str, Any]:
+    from jobpool.cron.records import silent_until
+
     fires_here = planned.why_not(environment) is None
-    due = planned.schedule.next(now) if fires_here else None
+    due = planned.schedule.next(max(now, record.seen) if record else now) if fires_here else None
     owner = record.owner if record else None
+    until = silent_until(record, now) if fires_here else None
+    # The end of an enqueued job is known to its pool alone.
+    failed = record.failed if record and (record.failed or planned.is_inline) else None
+    not_fired = record.seen if record and record.failed and record.seen != record.last else None
     return {
         "name": planned.name,
         "expression": planned.schedule.expression,
@@ -209,8 +243,10 @@ def _values(planned: Planned, record: Record | None, now: datetime, environment:
         "last": rfc3339(record.last) if record and record.last else None,
         "lateness": record.lateness if record and record.last else None,
         "id": record.id if record else None,
-        "failed": record.failed if record else None,
+        "failed": failed,
+        "not_fired": rfc3339(not_fired) if not_fired else None,
         "next": rfc3339(due) if due else None,
+        "silent_until": rfc3339(until) if until else None,
         "owner": structs.asdict(owner) if owner else None,
         "declared": planned.entry.place,
     }
@@ -221,5 +257,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     shown = f"{owner['name']} {owner['host']}:{owner['pid']}" if owner else "-"
     queue = row["queue"] or "(inline)"
     where = f"in {', '.join(row['environments'])}" if row["environments"] else "everywhere"
-    times = [row["last"] or "-", row["next"] or "-"]
+    last = f"{row['last'] or '-'}{' failed' if row['failed'] else ''}"
+    last = f"{row['not_fired']} not fired" if row["not_fired"] else last
+    times = [last, f"{'silent until ' if row['silent_until'] else ''}{row['next'] or '-'}"]
     return [row["name"], row["expression"], row["zone"], queue, *times, where if row["enabled"] else "disabled", shown]

@@ -35,6 +35,7 @@ def doctor(
 
     Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
     """
+    from jobpool.cron.runner import silent_schedules
     from jobpool.ops.doctor import examine
 
     settings = session.settings(**flags)
@@ -46,7 +47,8 @@ def doctor(
     for index, app in enumerate(apps):
         with contextlib.suppress(ConfigurationError):  # a missing file is a finding
             apps[index] = find_app(app, sys_path)
-    for finding in examine(replace(settings, apps=tuple(apps)), sys_path=sys_path, config=config):
+    settings = replace(settings, apps=tuple(apps))
+    for finding in examine(settings, sys_path=sys_path, config=config, silent=silent_schedules):
         if finding.check in ignore:
             ignored.add(finding.check)
             continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobpool.cli.messages import moment
 from jobpool.cli.options import Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
@@ -132,11 +132,11 @@ def _texts(row: dict[str, Any], *fields: str) -> list[str]:
 
 
 def _moment(unix: Any) -> str:
-    """Local time, to the second; "-" for none."""
+    """Return it in UTC, to the second; "-" for none."""
     if not isinstance(unix, int | float):
         return "-"
     try:
-        return f"{datetime.fromtimestamp(unix):%Y-%m-%d %H:%M:%S}"
+        return moment(unix)
     except (ValueError, OverflowError, OSError):
         return "-"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -45,13 +46,15 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
     shared = directory / SHARED_FILE_NAME
     if not force and shared.is_file() and find_config(shared).values:
         raise click.UsageError(f"{shared} has a table [tool.jobpool], which {FILES[0]} would hide; --force writes it")
-    _make(directory)
+    with _written_to(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     url, scheme = session.flags["backend"], None
     if url is not None:  # first: a URL that does not work must not be written down
         session.flags["backend"] = from_directory(url, directory.absolute())  # as the file will mean it
         scheme = _prepare(session)
     names = [name for name in FILES if name not in there]
-    _write(directory, names, url)
+    with _written_to(directory):
+        _write(directory, names, url)
     for name in there:
         note(f"{directory / name} is there already, and is left as it is")
     if json_:
@@ -75,32 +78,26 @@ def _prepare(session: Session) -> str:
 def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
     from jobpool.broker.opening import redact
 
-    try:
-        for name in names:
-            text = files("jobpool.cli").joinpath("templates", name).read_text()
-            path = directory / name
-            if name == FILES[0]:
-                text += _defaults(text)
-                if url is not None:
-                    text = text.replace(DEFAULT_BACKEND, f"backend = {json.dumps(url)}")  # strings are as in TOML
-                    if redact(url) != url:  # a password is for its owner's eyes
-                        path.touch(mode=0o600)
-                        path.chmod(0o600)
-            path.write_text(text)
-    except OSError as error:
-        raise _unwritable(directory, error) from error
+    for name in names:
+        text = files("jobpool.cli").joinpath("templates", name).read_text()
+        path = directory / name
+        if name == FILES[0]:
+            text += _defaults(text)
+            if url is not None:
+                text = text.replace(DEFAULT_BACKEND, f"backend = {json.dumps(url)}")  # strings are as in TOML
+                if redact(url) != url:  # a password is for its owner's eyes
+                    path.touch(mode=0o600)
+                    path.chmod(0o600)
+        path.write_text(text)
     note(f"wrote {' and '.join(str(directory / name) for name in names)}")
 
 
-def _make(directory: Path) -> None:
+@contextmanager
+def _written_to(directory: Path) -> Iterator[None]:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise _unwritable(directory, error) from error
-
-
-def _unwritable(directory: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{directory} cannot be written: {error.strerror}")
+        raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
 
 
 def _defaults(text: str) -> str:

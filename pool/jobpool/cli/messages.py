@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
 PAUSED = columns("PAUSED~")  # the same
 
-PAGE_MESSAGES = 500
 MORE = "there are more than {}; --limit 0 lists all"
 
 COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, FAILED>, CRASH>, AGE>, WHY~")
@@ -104,11 +102,13 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilt
 
 def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
+    from jobpool.broker.filters import matching
+
     with session.broker() as backend:
         where = listable(backend, where)
         if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue)
-        found = list(_pages(backend, where, limit + 1 if limit else 0))
+        found = list(matching(backend, where, limit + 1 if limit else 0))
         if not found:
             note(none_matches(backend, where))
     shown = found[:limit] if limit else found
@@ -129,7 +129,7 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
 def row(message: Message) -> list[str]:
     """Return a message as the cells of `COLUMNS`."""
     return [
-        *(message.id, message.state.value, message.queue, message.handler or "-", str(message.priority)),
+        *(message.id, message.state.value, message.queue, _handler(message), str(message.priority)),
         *(str(message.attempts), str(message.crashes), age(message), _why(message)),
     ]
 
@@ -139,11 +139,17 @@ def dead_row(message: Message) -> list[str]:
     from jobpool.message.death import Death
 
     return [
-        *(message.id, message.queue, message.handler or "-", str(message.attempts), str(message.crashes), age(message)),
+        *(message.id, message.queue, _handler(message), str(message.attempts), str(message.crashes), age(message)),
         message.reason or "",
         Death.from_text(message.cause).short if message.cause and message.reason in KILLED else "",
         headline(message.last_error) or "",
     ]
+
+
+def _handler(message: Message) -> str:
+    """Return its handler, and in brackets the job's name if that is another: a schedule's, say."""
+    name = _body(message.body).get("name") if message.handler else None
+    return f"{message.handler} ({name})" if name and name != message.handler else message.handler or "-"
 
 
 def age(message: Message) -> str:
@@ -172,19 +178,6 @@ def shown_value(body: bytes) -> Any:
 
     value = posted_value(body)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _pages(backend: QueueBackend, where: MessageFilter, limit: int) -> Iterator[Message]:
-    """Yield what matches, up to `limit` messages; 0 = all."""
-    after: str | None = None
-    seen = 0
-    while asked := min(PAGE_MESSAGES, limit - seen) if limit else PAGE_MESSAGES:
-        page = backend.list_messages(where, after=after, limit=asked)
-        yield from page
-        if len(page) < asked:
-            return
-        after = page[-1].cursor
-        seen += asked
 
 
 def _term(term: str) -> str:

@@ -174,6 +174,8 @@ def _run(
 ) -> int:
     """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
     from jobpool.master.run import Neighbourhood, run_pool
+    from jobpool.master.serving import Neighbours
+    from jobpool.ops.runtime_dir import register, serving
 
     if note is None:
         return run_pool(pool, wrap=wrap, last=True, begun=begun)
@@ -182,26 +184,16 @@ def _run(
 
     def tell(served: Sequence[str]) -> None:
         queues[:] = served
-        _tell(place, note, served)
+        with contextlib.suppress(ConfigurationError):  # the directory has gone: this pool is not seen any more
+            register(place, replace(note, queues=tuple(served)))
 
-    neighbourhood = Neighbourhood(tell, partial(_look, place, note))
+    def look() -> Neighbours:
+        others = [one for one in serving(place, note.backend) if one.pid != note.pid]
+        served = frozenset(queue for one in others for queue in one.queues)
+        return Neighbours(served, any(one.scheduler for one in others))
+
     with _progress(pool, note, lines, queues):
-        return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood, begun=begun)
-
-
-def _tell(place: Path, note: PoolFile, queues: Sequence[str]) -> None:
-    from jobpool.ops.runtime_dir import register
-
-    with contextlib.suppress(ConfigurationError):  # the directory has gone: this pool is not seen any more
-        register(place, replace(note, queues=tuple(queues)))
-
-
-def _look(place: Path, note: PoolFile) -> Neighbours:
-    from jobpool.master.serving import Neighbours
-    from jobpool.ops.runtime_dir import serving
-
-    pools = [pool for pool in serving(place, note.backend) if pool.pid != note.pid]
-    return Neighbours(frozenset(queue for pool in pools for queue in pool.queues), any(p.scheduler for p in pools))
+        return run_pool(pool, wrap=wrap, last=True, neighbourhood=Neighbourhood(tell, look), begun=begun)
 
 
 def _progress(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from jobpool.broker.control import Cancel
-from jobpool.broker.values import NewBatch, NewMessage
 from jobpool.errors import InvalidJob, JobpoolError, UnknownJob
-from jobpool.message.batches import BatchStatus
+from jobpool.message.batches import NOT_OPEN, BatchCall, BatchStatus
 from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import check_identifier
 from jobpool.message.results import JobHandle
 
@@ -23,31 +21,37 @@ if TYPE_CHECKING:
 
     Callback = JobDefinition | JobBuilder | AnyHandler
 
-MAX_CALLBACK_BYTES = MAX_BODY_BYTES // 2  # the ids of failed jobs have to go in too
+_UNKNOWN = "no batch {} is known: it never was, or ended more than a week ago"
 
 
 class Batch:
     """Jobs that have one end. Made by `Jobs.batch`, and closed at the end of its `with` block.
 
+    In a handler it can be filled, closed and looked at; `cancel` and `wait` are for other programs.
+
     Attributes:
         id: Also an id for `Jobs.status`, `Jobs.wait` and `Jobs.cancel`, and on the command line.
     """
 
-    def __init__(self, jobs: Jobs, ident: str) -> None:
+    def __init__(self, jobs: Jobs, ident: str, *, may_cancel: bool = False) -> None:
         self._jobs = jobs
+        self._may_cancel = may_cancel
         self.id = ident
 
     def add(self, job: JobDefinition | JobBuilder) -> JobHandle:
         """Enqueue one job as a member. Raises and blocks as `Jobs.enqueue`, and `InvalidJob`: it is not open."""
-        return self._jobs.enqueue(definition_of(job).with_batch(self.id))
+        with _telling_why(self._jobs, self.id):
+            return self._jobs.enqueue(definition_of(job).with_batch(self.id))
 
     def add_many(self, jobs: Iterable[JobDefinition | JobBuilder]) -> list[str]:
         """Enqueue any number of members, 1,000 in a round trip; their ids, in order. Raises as `add`."""
-        return self._jobs.enqueue_many(definition_of(job).with_batch(self.id) for job in jobs)
+        with _telling_why(self._jobs, self.id):
+            return self._jobs.enqueue_many(definition_of(job).with_batch(self.id) for job in jobs)
 
     def close(self) -> None:
-        """Let it end when the last member has; at once if all have. Again, nothing. Raises as `Jobs.backend`."""
-        self._jobs.backend.batches.close(self.id)
+        """Let it end when the last member has; at once if all have. Again, nothing. Raises as `Jobs.enqueue`."""
+        self._jobs._target.call_batch(BatchCall("close", self.id))
+        self._may_cancel = False
 
     def cancel(self) -> Cancel:
         """Close it and cancel the members that have not ended; raises and blocks as `Jobs.cancel`."""
@@ -55,9 +59,9 @@ class Batch:
 
     def status(self) -> BatchStatus:
         """Return its counts. Raises `UnknownJob`: it ended more than a week ago, or never was."""
-        found = self._jobs.backend.find_batch(self.id)
+        found = self._jobs._target.call_batch(BatchCall("get", self.id))
         if found is None:
-            raise UnknownJob(f"no batch {self.id} is known: it never was, or ended more than a week ago")
+            raise UnknownJob(_UNKNOWN.format(self.id))
         return found
 
     def wait(self, timeout: float | None = None) -> BatchStatus:
@@ -69,12 +73,15 @@ class Batch:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Close it; after an error cancel it, so that no half of it runs and its callback tells."""
+        """Close it. After an error cancel it, so that no half of it runs and its callback tells.
+
+        One with an identifier stays as it is then: it may be another run's, and the next run may take it up.
+        """
         if error is None:
             self.close()
-        else:
+        elif self._may_cancel:
             with suppress(JobpoolError):
-                self.cancel()
+                self._jobs._target.call_batch(BatchCall("cancel", self.id))
 
     def __repr__(self) -> str:
         return f"<Batch {self.id}>"
@@ -84,32 +91,52 @@ def open_batch(
     jobs: Jobs, on_success: Callback | None, on_done: Callback | None, parent: Batch | str | None, ident: str | None
 ) -> Batch:
     """Open a batch at the broker of `jobs`. See `Jobs.batch`."""
-    backend = jobs.backend
-    batch = Batch(jobs, secrets.token_hex(8) if ident is None else check_identifier(ident))
-
-    def packed(callback: Callback | None, name: str) -> NewMessage | None:
-        if callback is None:
-            return None
-        definition, handler = _callback_of(callback)
-        if not isinstance(definition.payload, dict):
-            raise InvalidJob(f"the payload of {name} is an object, to which the end of the batch is added as 'batch'")
-        end = {**BatchStatus(batch.id, False, 1, 1, 0, 0, (), 0.0).end(), "failed_ids": []}
-        try:
-            if handler is not None:
-                handler.check({**definition.payload, "batch": end})
-        except InvalidJob as error:
-            raise InvalidJob(
-                f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter"
-                " batch: dict | None = None, and what else it takes by handler.define(…)"
-            ) from None
-        new = backend.pack(definition.with_identifier(definition.identifier or f"{batch.id}:{name}"))
-        if len(new.body) > MAX_CALLBACK_BYTES:
-            raise InvalidJob(f"the body of {name} has {len(new.body)} bytes; at most {MAX_CALLBACK_BYTES}")
-        return new
-
+    new = secrets.token_hex(8) if ident is None else check_identifier(ident)
+    given = {"on_success": on_success, "on_done": on_done}
+    callbacks = {name: _callback(callback, name, new) for name, callback in given.items() if callback is not None}
     parent_id = parent.id if isinstance(parent, Batch) else parent
-    backend.batches.open(NewBatch(batch.id, parent_id, packed(on_success, "on_success"), packed(on_done, "on_done")))
-    return batch
+    if parent_id is not None:
+        check_identifier(parent_id)
+    with _telling_why(jobs, parent_id):
+        jobs._target.call_batch(BatchCall("open", new, parent_id, (*callbacks,)), [*callbacks.values()])
+    return Batch(jobs, new, may_cancel=ident is None)
+
+
+def _callback(callback: Callback, name: str, batch: str) -> JobDefinition:
+    """Return the job of a callback. Raises `InvalidJob`: it cannot be told the end of the batch."""
+    definition, handler = _callback_of(callback)
+    if not isinstance(definition.payload, dict):
+        raise InvalidJob(f"the payload of {name} is an object, to which the end of the batch is added as 'batch'")
+    end = {**BatchStatus(batch, False, 1, 1, 0, 0, (), 0.0).end(), "failed_ids": []}
+    try:
+        if handler is not None:
+            handler.check({**definition.payload, "batch": end})
+    except InvalidJob as error:
+        raise InvalidJob(
+            f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter"
+            " batch: dict | None = None, and what else it takes by handler.define(…)"
+        ) from None
+    return definition.with_identifier(definition.identifier or f"{batch}:{name}")
+
+
+@contextmanager
+def _telling_why(jobs: Jobs, ident: str | None) -> Iterator[None]:
+    """Add to a refusal of the block's that this batch is not open why it is not, and what to do."""
+    try:
+        yield
+    except InvalidJob as error:
+        if ident is None or str(error) != NOT_OPEN.format(ident):
+            raise
+        found = jobs._target.call_batch(BatchCall("get", ident))
+        if found is None:
+            raise InvalidJob(f"batch {ident} is not open: {_UNKNOWN.format(ident)}") from None
+        if found.stopped:
+            raise InvalidJob(f"batch {ident} is not open: it was cancelled. Make one with another identifier") from None
+        raise InvalidJob(
+            f"batch {ident} is not open: it {'has ended' if found.has_ended else 'was closed'}, and stays as it is."
+            " A producer that runs again looks at batch.status().open before it adds. Other jobs need a batch with"
+            " another identifier, or are added by one of its members (ctx.batch.add)"
+        ) from None
 
 
 def _callback_of(callback: Callback) -> tuple[JobDefinition, AnyHandler | None]:

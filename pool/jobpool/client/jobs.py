@@ -246,9 +246,10 @@ class Jobs:
             on_success: A job for when all members succeeded: a handler, a builder or a definition.
             on_done: A job for its end in any case.
             parent: A batch of which this one is a member.
-            identifier: An id of your own; one that is known is taken up again, with its callbacks.
+            identifier: An id of your own; a batch that is known by it is taken up again, with its callbacks. A block
+                that raises leaves such a batch open.
 
-        Raises as `backend`, `Unsupported` where batches cannot be counted, and `InvalidJob` for a callback that cannot
+        Raises as `enqueue`, `Unsupported` where batches cannot be counted, and `InvalidJob` for a callback that cannot
         be enqueued, or a parent that is not open. Blocks for one round trip.
         """
         return open_batch(self, on_success, on_done, parent, identifier)
@@ -357,10 +358,11 @@ class Jobs:
         return Queue(lambda: self.backend, name, max_claims)
 
     @property
-    def _target(self) -> producer.Producer:
-        """Where jobs go: in a child of a pool, its channel to the master."""
+    def _target(self) -> producer.Target:
+        """Where jobs go: in a child of a pool, its channel to the master. Else raises as `backend`."""
         producer.note_use()
-        return producer.default() if producer.in_child() else self.backend
+        of_child = producer.of_child()
+        return self.backend if of_child is None else of_child
 
     @property
     def backend(self) -> QueueBackend:

@@ -74,13 +74,15 @@ class Firing(Struct, frozen=True):
     lateness: float = 0.0  # seconds from the instant to the firing
     id: str | None = None  # of the message, when it was enqueued
     took: float | None = None  # seconds that it ran inline
-    why: str | None = None  # the reason, when it was not fired
+    why: str | None = None  # the reason, when it was not fired, or failed
+    stack: str | None = None  # the traceback of an inline run that failed
+    output: str | None = None  # captured text and returned value of an inline run
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; fields that are None are left out."""
+        """Return JSON values; fields that are None, and the output, are left out."""
         shown = {"at": rfc3339(self.at), "status": self.status.value, "lateness": round(self.lateness, 6)}
         values = asdict(self) | shown
-        return {key: value for key, value in values.items() if value is not None}
+        return {key: value for key, value in values.items() if value is not None and key != "output"}
 
 
 def firing_key(name: str, at: datetime) -> str:

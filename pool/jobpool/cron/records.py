@@ -11,7 +11,7 @@ import contextlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Self
 
 from msgspec import Meta, MsgspecError, Struct, json
@@ -28,6 +28,15 @@ TOLD_FOR = 3600.0
 """Seconds for which it is remembered who may say that he fired what is enqueued: nothing hangs on that but logs."""
 
 MOST = 10_000  # records that are read at once
+AHEAD = timedelta(minutes=5)
+"""Limit of how far a schedule's last instant may lie in the future, however badly machines agree about the time."""
+
+SILENT = "a clock was ahead: nothing fires until it is as late again"
+SILENT_MEND = (
+    "set the clock if it is wrong; if it is right, delete the schedule's record (docs/cron.md, Missed firings), or give"
+    " the schedule another name"
+)
+
 BEHIND = 5.0  # seconds of lateness at which a scheduler reads again what others have done meanwhile
 
 
@@ -52,7 +61,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
     owner: Owner | None = None  # the scheduler that fired it
     next: Moment | None = None  # the instant after `seen`, as that scheduler's app has it
     id: str | None = None  # of the message that was enqueued; None = it ran inline
-    failed: bool = False  # it ran inline and failed, or was held back because another one did
+    failed: bool = False  # it ran inline and failed, or was not fired at `seen`: held back, say, by one that failed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self | None:
@@ -61,6 +70,11 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
             return json.decode(data, type=cls)
         except (MsgspecError, ValueError):
             return None
+
+
+def silent_until(record: Record | None, now: datetime) -> datetime | None:
+    """Return until when a schedule with this record fires nothing, if a clock was far ahead and has been put back."""
+    return record.seen if record and record.seen > now + AHEAD else None
 
 
 def load(keys: KeyStore, names: Iterable[str]) -> dict[str, Record]:

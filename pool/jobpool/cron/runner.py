@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.broker_time import ASK_EVERY, BrokerTime
+from jobpool.broker.finding import Finding, Level
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
 from jobpool.cron.firing import GRACE, Firing, FiringStatus
-from jobpool.cron.records import Memory, Owner
+from jobpool.cron.records import AHEAD, SILENT, SILENT_MEND, Memory, Owner, load, silent_until
 from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import Means, Tick, for_instant
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -30,9 +31,6 @@ LOOK_EVERY = 1.0
 
 LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
-
-AHEAD = timedelta(minutes=5)
-"""Limit of how far a schedule's last instant may lie in the future, however badly machines agree about the time."""
 
 log = logging.getLogger("jobpool.cron")
 
@@ -181,13 +179,8 @@ class CronRunner:
                 self._told_ahead.discard(planned.name)
             elif planned.name not in self._told_ahead and self.serves(planned):
                 self._told_ahead.add(planned.name)
-                mend = (
-                    "set the clock if it is wrong; if it is right, delete the schedule's record, or give the schedule"
-                    " another name"
-                )
-                fields = {"name": planned.name, "until": rfc3339(seen), "now": rfc3339(now), "mend": mend}
-                extra = {"fields": fields, "limit": "cron ahead"}
-                log.warning("a clock was ahead: nothing fires until it is as late again", extra=extra)
+                fields = {"name": planned.name, "until": rfc3339(seen), "now": rfc3339(now), "mend": SILENT_MEND}
+                log.warning(SILENT, extra={"fields": fields})
 
 
 def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
@@ -202,6 +195,18 @@ def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
         return Firing(planned.name, at, FiringStatus.FIRED, id=means.backend.enqueue(definition))
     except JobpoolError as error:
         return Firing(planned.name, at, FiringStatus.FAILED, why=str(error))
+
+
+def silent_schedules(backend: QueueBackend, names: Collection[str]) -> Iterator[Finding]:
+    """Yield a finding that names those of these schedules that fire nothing, because a clock was ahead. Asks the
+    broker.
+    """
+    if not names or not backend.capabilities.key_store:
+        return
+    now, records = CronTime(backend).now(), load(backend.keys, names)
+    silent = [f"{name} until {rfc3339(until)}" for name in names if (until := silent_until(records.get(name), now))]
+    if silent:
+        yield Finding("schedules", Level.PROBLEM, f"schedules are silent: {', '.join(silent)}", SILENT, SILENT_MEND)
 
 
 def check_grace(grace: float) -> float:

@@ -36,7 +36,7 @@ class Schedule:
 
     Args:
         expression: Five fields (minute, hour, day of month, month, day of week), or `@daily` and its like. Kept in its
-            normal form: lower case, five fields, one space between them.
+            normal form: lower case but for `L`, five fields, one space between them.
         zone: IANA name of the time zone that the fields are read in.
 
     Raises:

@@ -12,12 +12,13 @@ from typing import Any
 
 from jobpool.cron.schedule import Schedule
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.handlers.registry import DECLARED_SCHEDULES
+from jobpool.handlers.registry import DECLARED_SCHEDULES, SCHEDULE_CHECKS
 from jobpool.message.builder import PAYLOAD_TWICE, JobBuilder
 from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import JobDefinition
+from jobpool.settings import nearest
 
-QUEUED_ONLY = ("single_instance", "idempotency_key", "unique", "concurrency_key", "expires_in")
+QUEUED_ONLY = ("max_retries", "single_instance", "idempotency_key", "unique", "concurrency_key", "expires_in")
 """Fields that mean something to messages only: a job that runs inline is none."""
 
 _all: list[Scheduler] = []
@@ -149,7 +150,7 @@ def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
     definitions = [entry.definition() for entry in entries]
     try:
         order = execution_order(definitions, [entry.place for entry in entries])
-    except ConfigurationError as error:  # its notes say which jobs make a circle
+    except ConfigurationError as error:  # its notes say where
         raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
     planned = []
     for entry, definition in ((entries[number], definitions[number]) for number in order):
@@ -162,6 +163,18 @@ def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
     return planned
 
 
+def _refused() -> str:
+    """Return why no scheduler would start with this process's schedules; "" = one would."""
+    try:
+        plan(_all)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+SCHEDULE_CHECKS.append(_refused)
+
+
 def job_name(definition: JobDefinition) -> str:
     """Return the name of a scheduled job, as in `depends_on`: its name, else its handler's."""
     return definition.name or definition.handler
@@ -171,7 +184,7 @@ def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -
     """Order jobs by their numbers so that each comes after those that it depends on; else as declared.
 
     Raises `ConfigurationError`: two jobs have one name, and both are named, with their `places`. Or a dependency does
-    not exist. Or it is a circle, which is in the error's notes.
+    not exist. Or it is a circle. The error's notes say more of these two.
     """
     index: dict[str, int] = {}
     for number, job in enumerate(jobs):
@@ -181,19 +194,25 @@ def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -
                 f"two scheduled jobs are named {job_name(job)!r}: {_described(jobs, places, first)} and"
                 f" {_described(jobs, places, number)}; give one of them another name with .named(…)"
             )
-    for job in jobs:
+    for number, job in enumerate(jobs):
         for name in job.depends_on:
             if name not in index:
-                raise ConfigurationError(f"Dependency '{name}' for job '{job_name(job)}' does not exist.")
+                refused = ConfigurationError(f"Dependency '{name}' for job '{job_name(job)}' does not exist.")
+                where = f", which depends on it, is declared in {places[number]}" if places else " depends on it"
+                refused.add_note(f"{job_name(job)!r}{where}{nearest(name, index)}")
+                raise refused
     sorter = TopologicalSorter({number: {index[name] for name in job.depends_on} for number, job in enumerate(jobs)})
     try:
         sorter.prepare()
     except CycleError as error:
         circle = error.args[1][:0:-1]  # each waits for the next
         start = circle.index(min(circle))
-        names = [job_name(jobs[number]) for number in (*circle[start:], *circle[: start + 1])]
+        names = [
+            f"{job_name(jobs[number])!r}{f' ({places[number]})' if places else ''}"
+            for number in (*circle[start:], *circle[:start])
+        ]
         refused = ConfigurationError("Circular dependency detected in jobs.")
-        refused.add_note("each waits for the next: " + " → ".join(map(repr, names)))
+        refused.add_note(f"Each waits for the next: {' → '.join([*names, repr(job_name(jobs[circle[start]]))])}")
         raise refused from None
     free: list[int] = []
     order: list[int] = []

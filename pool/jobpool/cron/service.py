@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any, Protocol, Self
 
@@ -30,17 +31,24 @@ from jobpool.handlers import event_loop as loops
 from jobpool.handlers.app import load
 from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc.alarm import is_in_call
+from jobpool.ipc.frames import MAX_SAID_BYTES
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.message import producer
 from jobpool.message.definition import rfc3339
+from jobpool.message.masking import Masker
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.telemetry.logs import JOB_LOG
 
 RETRY_FIRST = 1.0
 RETRY_LONGEST = 30.0  # seconds between two tries while the broker is silent: doubling from the one to the other
 SHORTEST_SLEEP = 0.001  # seconds: a timer that ends a hair too early must not make a busy loop
 
+MAX_OUTPUT_LINES = 100  # of one inline run that go to the log
+
 log = logging.getLogger("jobpool.cron")
+job_log = logging.getLogger(JOB_LOG)
+_masker = cache(Masker)
 
 EVENTS = {
     FiringStatus.FIRED: (logging.INFO, "schedule fired"),
@@ -177,28 +185,44 @@ class CronLoop:
         log.info("cron is ready", extra={"fields": fields})
 
 
-def report(firings: Sequence[Firing]) -> None:
+def report(firings: Sequence[Firing], options: ChildOptions = ChildOptions()) -> None:  # noqa: B008 - immutable
+    """Log what became of instants, after what inline jobs have printed."""
     for firing in firings:
+        say_output(firing, options)
         level, event = EVENTS[firing.status]
         fields = firing.to_dict()
         fields.pop("status")
-        limit = {} if firing.status is FiringStatus.FIRED else {"limit": event}
+        for key in {"why", "stack"} & fields.keys():
+            fields[key] = _masker(tuple(options.mask_keys)).text(fields[key])
+        limit = {} if firing.status is FiringStatus.FIRED else {"limit": f"{event}: {firing.name}"}
         log.log(level, event, extra={"fields": fields, **limit})
+
+
+def say_output(firing: Firing, options: ChildOptions) -> None:
+    """Log what an inline job has printed and returned, a line each, as a pool does for its jobs."""
+    if not firing.output or options.lines_level > logging.INFO:
+        return
+    lines = _masker(tuple(options.mask_keys)).text(firing.output).splitlines()
+    if len(lines) > MAX_OUTPUT_LINES:
+        lines[MAX_OUTPUT_LINES:] = [f"… {len(lines) - MAX_OUTPUT_LINES:,} more lines"]
+    for line in lines:
+        job_log.info("%s", line[:MAX_SAID_BYTES], extra={"fields": {"schedule": firing.name}})
 
 
 # --- the program --------------------------------------------------------------------------------------
 
 
-def schedules_of(options: ChildOptions) -> list[Scheduler]:
+def schedules_of(options: ChildOptions, *, may_be_empty: bool = False) -> list[Scheduler]:
     """Import the app; the schedulers that it has made. Blocks for the import.
 
-    Raises `ConfigurationError`: it names no app, the app does not import, or it declares no schedule.
+    Raises `ConfigurationError`: it names no app, the app does not import, or it declares no schedule, unless it
+    `may_be_empty`.
     """
     if not options.apps:
         raise ConfigurationError(NO_APP)
     load(options, may_be_empty=True)
     schedulers = [scheduler for scheduler in known_schedulers() if scheduler.entries]
-    if not schedulers:
+    if not (schedulers or may_be_empty):
         raise ConfigurationError(
             f"{', '.join(options.apps)} declares no schedule: make a scheduler = jobpool.Scheduler() at the top of a"
             " module, and define jobs with it"
@@ -252,13 +276,13 @@ def serve(
     """
 
     def tell(firings: Sequence[Firing]) -> None:
-        report(firings)
+        report(firings, start.options)
         late = [firing.lateness for firing in firings if firing.status is FiringStatus.FIRED]
         if late and on_fired is not None:
             on_fired(late)
 
     setproctitle(f"jobpool: cron [{start.name}]")
-    schedulers = schedules_of(start.options)
+    schedulers = schedules_of(start.options, may_be_empty=start.may_be_empty)
     with opened(start) as backend:
         backend.ping()
         if companion:
@@ -267,12 +291,18 @@ def serve(
         with Stop() as stop:
             if on_ready is not None:
                 on_ready()
-            warn_of_unfit(runner)
+            warn_of_unfit(runner, start.environment)
             CronLoop(runner, stop, tell).run()
 
 
-def warn_of_unfit(runner: CronRunner) -> None:
-    """Log a warning for each schedule that is served here and whose jobs the imported app cannot run."""
+def warn_of_unfit(runner: CronRunner, environment: str | None) -> None:
+    """Log a warning for each schedule that is served here and whose jobs the imported app cannot run.
+
+    And one if schedules name environments, but none names this one: it may be misspelt.
+    """
+    known = sorted({name for one in runner.planned for name in one.definition.environments})
+    if environment and known and environment not in known:
+        log.warning("no schedule names this environment", extra={"environment": environment, "named": known})
     for one in runner.planned:
         if runner.serves(one) and (why := DEFAULT.unfit(one.definition)):
             log.warning("jobs of a schedule cannot run", extra={"fields": {"schedule": one.name, "why": why}})

@@ -19,12 +19,16 @@ from jobpool.cron.records import TOLD_FOR, Memory, Owner, Record
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message.capped_text import cap_text
 from jobpool.message.definition import JobDefinition, rfc3339
 from jobpool.message.printable import headline
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)  # signals that end a scheduler
 INSTANT_KEY = "scheduled_for"
 """The key of `meta` under which a job finds its instant, RFC 3339 in UTC; one of the job's own stays."""
+
+MAX_STACK_BYTES = 6 * 1024
+"""Bytes of a failed run's traceback that are logged: a pool reads 16 KiB a line from the scheduler beside it."""
 
 Waiting = tuple[Planned, Due, JobDefinition, str]  # a firing that waits to be enqueued with others, and its key
 ENQUEUED_AT_ONCE = 1000
@@ -58,13 +62,17 @@ class Means(Struct, frozen=True):
         try:
             with _signals_kept():
                 attempt = run_inline(definition, self.registry.with_rules(queue_handlers={}), self.default_timeout)
+            result, follow_ups = attempt.result, attempt.follow_ups
         except JobFailedError as failed:
-            why = headline(failed.result.error) or "failed"
-            return Firing(name, at, FiringStatus.FAILED, lateness, why=why, took=failed.result.duration_seconds())
-        fired = Firing(name, at, FiringStatus.FIRED, lateness, took=attempt.result.duration_seconds())
-        if attempt.follow_ups:
+            result, follow_ups = failed.result, ()
+        took, error = result.duration_seconds(), result.error or "failed"
+        fired = Firing(name, at, FiringStatus.FIRED, lateness, took=took, output=result.output)
+        if not result.success:
+            stack = cap_text(error, MAX_STACK_BYTES) if "\n" in error else None
+            return structs.replace(fired, status=FiringStatus.FAILED, why=headline(error), stack=stack)
+        if follow_ups:
             try:
-                self.backend.enqueue_many(attempt.follow_ups)
+                self.backend.enqueue_many(follow_ups)
             except JobpoolError as error:
                 return structs.replace(
                     fired, status=FiringStatus.FAILED, why=f"its follow-ups were not enqueued: {error}"
@@ -130,8 +138,9 @@ class Tick:
         else:
             self._flush()
             if due.missed:
-                newest, count = due.missed[-1], f"{len(due.missed)}{' or more' if due.more else ''}"
-                why = f"{count} missed, the first at {rfc3339(due.missed[0])}"
+                newest, count = due.missed[-1], len(due.missed)
+                first = f"more than {count} missed, the first before" if due.more else f"{count} missed, the first at"
+                why = f"{first} {rfc3339(due.missed[0])}"
                 self.firings.append(self._firing(planned, newest, FiringStatus.MISSED, why))
                 self._memory.note_seen(planned, newest)
                 self._memory.tell({planned.name: Record(newest, next=state.next)})
@@ -267,5 +276,6 @@ class Tick:
 
 
 def for_instant(definition: JobDefinition, at: datetime) -> JobDefinition:
-    """Return the job as it is enqueued, knowing for which instant."""
-    return definition.with_meta({INSTANT_KEY: rfc3339(at), **definition.meta})
+    """Return the job as it is enqueued, knowing for which instant, and so do those that come after it in a chain."""
+    told = definition.with_meta({INSTANT_KEY: rfc3339(at), **definition.meta})
+    return told.with_then([for_instant(job, at) for job in told.then]) if told.then else told

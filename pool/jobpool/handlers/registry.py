@@ -387,12 +387,16 @@ class HandlerRegistry:
             known: Any = {option: options.get(option) for option in ("max_retries", "timeout", "backoff")}
             # `url` may call public addresses though nothing enables it, and names no queue then.
             enabled, queues = name == "url" or bool(by), [DEFAULT_QUEUE] if by else []
-            infos.append(HandlerInfo(name, enabled=enabled, queues=queues, **known))
+            infos.append(HandlerInfo(name, enabled=enabled, queues=queues, built_in=True, **known))
         return infos
 
 
 DECLARED_SCHEDULES: list[Callable[[], list[JobDefinition]]] = []
 """One function for each `Scheduler` of the app, which is of a room above: its jobs that are not switched off."""
+
+
+SCHEDULE_CHECKS: list[Callable[[], str]] = []
+"""Functions of the room above that return why the app's schedules are refused together; "" = they are not."""
 
 
 def declared_schedules() -> Iterator[JobDefinition]:

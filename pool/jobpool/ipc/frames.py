@@ -15,6 +15,7 @@ import orjson
 from msgspec import Meta, MsgspecError, Struct, field, json
 from msgspec.structs import asdict
 
+from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Exit
 from jobpool.message.outcome import ResultKind
 
@@ -121,6 +122,7 @@ class Ask(JsonFrame, frozen=True):
 
     definitions: list[dict[str, Any]]  # `JobDefinition.to_dict`
     pack: bool = False  # only sign them, and answer with the messages: the handler enqueues them in its transaction
+    batch: BatchCall | None = None  # carry this out; they are its callbacks
 
 
 class Said(JsonFrame, frozen=True):
@@ -140,6 +142,7 @@ class Reply(JsonFrame, frozen=True):
     kind: str = ""  # the name of a class in jobpool.errors
     error: str = ""
     packed: list[dict[str, Any]] = field(default_factory=list)  # for `pack`: `NewMessage.to_dict`
+    batch: BatchStatus | None = None  # for a batch that was asked for
 
 
 class HandlerInfo(Struct, frozen=True):
@@ -154,6 +157,7 @@ class HandlerInfo(Struct, frozen=True):
     queues: list[str] = field(default_factory=list)  # to which its jobs go; [] = a built-in one that nothing enables
     result_ttl: float | None = None
     schedules: list[str] = field(default_factory=list)  # names of the app's schedules that run it
+    built_in: bool = False  # its jobs go wherever producers send them, and to the default queue if they name none
 
 
 class Loaded(JsonFrame, frozen=True):
@@ -168,6 +172,7 @@ class Loaded(JsonFrame, frozen=True):
     spoilt_logs: list[str] = field(default_factory=list)  # log files that each child would rotate or empty
     enqueues: bool = False  # the import does, through the default producer
     unfit: list[str] = field(default_factory=list)  # sentences about its schedules; `doctor` alone asks for them
+    refused: str = ""  # why no scheduler starts with its schedules; the same
 
 
 class LoadFailed(JsonFrame, frozen=True):

@@ -51,6 +51,7 @@ class CronStart(ProgramOptions, frozen=True):
     environment: str | None = None  # of the schedules that are served
     grace: float = 3600.0  # seconds within which what was missed is made up for
     only: bool = False  # there is no other scheduler
+    may_be_empty: bool = False  # the app may declare no schedule: it did, and the last one was taken out
     default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"

@@ -14,6 +14,7 @@ from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.ipc.frames import Ask, Exited, Loaded, Result, Said
 from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery
+from jobpool.message.batches import BatchStatus
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.policy.inspection import Inspected
@@ -166,12 +167,13 @@ class ChildAsked(ChildEvent):
 
 
 class Produced(ChildEvent):
-    """A child's `Ask` was carried out: ids (and messages, if it asked for them), or an error and its class's name."""
+    """A child's `Ask` was carried out: ids, messages or a batch, as it asked; or an error and its class's name."""
 
     ids: list[str]
     kind: str = ""
     error: str = ""
     packed: list[dict[str, Any]] = field(default_factory=list)
+    batch: BatchStatus | None = None
 
 
 class ChildBroken(ChildEvent):

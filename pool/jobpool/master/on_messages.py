@@ -301,7 +301,7 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
 
 
 def _produced(pool: Pool, event: ev.Produced) -> None:
-    pool.replies.append((event.child, Reply(event.ids, event.kind, event.error, event.packed)))
+    pool.replies.append((event.child, Reply(event.ids, event.kind, event.error, event.packed, event.batch)))
 
 
 ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {

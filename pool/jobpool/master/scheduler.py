@@ -2,7 +2,8 @@
 
 There is one, where the settings ask for it, from the first ready child on. One that ends by itself is started again,
 after a back-off. When a new app has loaded, a second one is started. The first is asked to end once the second is
-ready, so an app with refused schedules leaves the first one running. Two at once fire nothing twice.
+ready, so an app with refused schedules leaves the first one running. An app whose last schedule was taken out gets one
+that fires nothing. Two at once fire nothing twice.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import orjson
+from msgspec import structs
 
 from jobpool.ipc.scheduler_process import REFUSED, CronStart, SchedulerProcess
 from jobpool.master import events as ev
@@ -160,11 +162,13 @@ class SchedulerStarter:
     def __init__(self, start: CronStart, children: ChildProcesses) -> None:
         self._start = start
         self._children = children
+        self._was_ready = False
         self._processes: dict[int, SchedulerProcess] = {}
 
     def start(self) -> Event:
         try:
-            process = SchedulerProcess.start(self._start, os.environ)
+            start = structs.replace(self._start, may_be_empty=self._was_ready)
+            process = SchedulerProcess.start(start, os.environ)
         except OSError as error:
             return SchedulerRefused(str(error))
         self._processes[process.pid] = process
@@ -182,6 +186,7 @@ class SchedulerStarter:
         was_ready = process.is_ready
         if not process.hear():
             self._children.unwatch(process.line)
+        self._was_ready = self._was_ready or process.is_ready
         events: list[Event] = [SchedulerReady(process.pid)] if process.is_ready and not was_ready else []
         if process.fired:
             events.append(SchedulerFired(process.fired))

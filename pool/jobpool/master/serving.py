@@ -41,11 +41,11 @@ def named_queues(handlers: Iterable[HandlerInfo]) -> tuple[str, ...]:
 
 
 def unserved_handlers(handlers: Iterable[HandlerInfo], served: Collection[str]) -> dict[str, list[str]]:
-    """Return, by queue, the handlers whose jobs go where nothing serves them."""
+    """Return, by queue, the handlers whose jobs go where nothing serves them. Built-in ones ask for no queue."""
     found: dict[str, list[str]] = {}
     for info in handlers:
         for queue in info.queues:
-            if queue not in served:
+            if queue not in served and not (info.built_in and queue == DEFAULT_QUEUE):
                 found.setdefault(queue, []).append(info.name)
     return found
 

@@ -353,9 +353,14 @@ def _without_company(settlement: Settlement, error: JobpoolError) -> Settlement:
 
 
 def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
-    """Carry it out; an error is part of the answer. With `ask.pack` there is no I/O, else one call of the backend."""
+    """Carry it out; an error is part of the answer. With `ask.pack` there is no I/O, else one call of the backend.
+
+    Nothing waits here for members that run to be cancelled: this thread settles them.
+    """
     try:
         definitions = [JobDefinition.from_dict(item) for item in ask.definitions]
+        if ask.batch is not None:
+            return Produced(child, [], batch=backend.call_batch(ask.batch, definitions, cancel_wait=0.0))
         if not ask.pack:
             return Produced(child, backend.enqueue_many(definitions))
         packed = [backend.pack(definition) for definition in definitions]

@@ -364,7 +364,7 @@ class Pool:
                 self.ready.appendleft(delivery)
         self.order_ready()
 
-    def stop(self, why: str, number: int | None = None, left: int | None = None) -> None:
+    def stop(self, why: str, number: int | None = None, left: int | None = None, level: str = "info") -> None:
         """Begin a stop: lease nothing more, let attempts run within the grace. Asked twice: kill."""
         if self.stopping is Stopping.NO:
             self.stopping, self.stop_by = Stopping.DRAIN, self.now + self.settings.stop_grace
@@ -376,12 +376,12 @@ class Pool:
         if running and name and self.stopping is Stopping.DRAIN:
             waits = f"up to {format_duration(self.settings.stop_grace)} for them"
             then = f"kills them, as a second {'Ctrl-C' if number == signal.SIGINT else name} does now"
-        self.note("info", why, signal=name, running=running, left=left, waits=waits, then=then)
+        self.note(level, why, signal=name, running=running, left=left, waits=waits, then=then)
 
     def fail(self, error: str, why: str, stack: str = "") -> None:
         """Stop with exit status 1, and this error as the last word, after the `stack` of an app's import."""
         self.fatal, self.fatal_stack = error, stack
-        self.stop(why)
+        self.stop(why, level="error")
 
     def note(self, level: str, event: str, **fields: Any) -> None:
         self.notes.append(Note(level, event, {k: v for k, v in fields.items() if v is not None}))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
+from msgspec import Struct
 
 BATCH_MEMORY_S = 7 * 86400.0  # seconds for which a batch is known after its end
 MAX_FAILED_IDS = 100  # that are kept of a batch
@@ -55,6 +56,15 @@ class BatchStatus:
         """Return what a callback finds in its payload as `batch`."""
         names = ("id", "total", "succeeded", "failed", "cancelled", "failed_ids")
         return {name: getattr(self, name) for name in names}
+
+
+class BatchCall(Struct, frozen=True, forbid_unknown_fields=True):
+    """A call about one batch, as `QueueBackend.call_batch` carries it out; a handler's goes to its master."""
+
+    verb: Literal["open", "close", "cancel", "get"]
+    id: str
+    parent: str | None = None  # of one that is opened, as the next
+    callbacks: tuple[str, ...] = ()  # names of the jobs that come with the call
 
 
 def with_end(body: bytes, end: dict[str, Any]) -> bytes:

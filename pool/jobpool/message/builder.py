@@ -31,9 +31,9 @@ class JobBuilder:
     """A collector of a job's fields; it ends with `to_definition()` or `dispatch()`, both of which may be called again.
 
     Every other method changes one field and returns the builder. Meaning and bounds are those of `JobDefinition`, and
-    are checked when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only
-    the fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of
-    them.
+    are checked when the definition is made; payload, expression, zone and misfire policy at once. The cron helpers
+    overwrite only the fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare
+    `weekdays()` each minute of them.
 
     Args:
         payload: Any JSON value; None = an empty object.
@@ -151,16 +151,23 @@ class JobBuilder:
 
     def cron(self, expression: str) -> Self:
         """Set all five fields at once: minute, hour, day of month, month, day of week; or `@daily` and its like."""
-        from jobpool.message.cron_fields import split_fields  # imported here: most programs schedule nothing
+        from jobpool.message.cron_fields import parse_fields  # imported here: most programs schedule nothing
 
-        self._cron = dict(zip(_CRON_FIELDS, split_fields(expression), strict=True))
+        self._cron = dict(zip(_CRON_FIELDS, parse_fields(expression).text.split(), strict=True))
         return self
 
     def zone(self, name: str) -> Self:
+        """Read the fields in this time zone, such as `"Europe/Berlin"`."""
+        from jobpool.message.cron_fields import open_zone
+
+        open_zone(name)
         return self._put("zone", name)
 
     def misfire(self, policy: str) -> Self:
-        return self._put("misfire", policy)
+        """Make up for missed firings so: `skip`, `one` or `all(n)`."""
+        from jobpool.message.cron_fields import Misfire
+
+        return self._put("misfire", Misfire.parse(policy).text)
 
     def every_minute(self, n: int = 1) -> Self:
         """Run every n-th minute of the hour, 1..59."""

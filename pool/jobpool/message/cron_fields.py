@@ -48,7 +48,7 @@ class Kind(Enum):
 class CronFields(Struct, frozen=True):
     """The values of an expression. If day of month and day of week are both given, either will do."""
 
-    text: str  # the normal form: lower case, five fields, one space between them
+    text: str  # the normal form: lower case but for `L`, five fields, one space between them
     kind: Kind  # by minute and hour
     minutes: tuple[int, ...]  # 0..59, ascending
     hours: tuple[int, ...]  # 0..23, ascending
@@ -176,10 +176,10 @@ def _expand(parts: list[str]) -> CronFields:
         frozenset(range(field.least, field.last + 1) if "*" in values else values) - {"l"}
         for field, values in zip(_FIELDS, expanded, strict=True)
     )
-    minute, hour, day, _, weekday = parts
+    minute, hour, day, month, weekday = parts
     starred = any(item.startswith("*") for item in f"{minute},{hour}".split(","))
     return CronFields(
-        text=text,
+        text=" ".join([minute, hour, day.upper(), month, weekday.replace("l", "L")]),
         kind=Kind.HOURLY if hour == "*" else Kind.INTERVAL if starred else Kind.FIXED,
         minutes=tuple(sorted(minutes)),
         hours=tuple(sorted(hours)),

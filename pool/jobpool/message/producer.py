@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jobpool.errors import ConfigurationError
@@ -17,6 +17,8 @@ from jobpool.message.definition import JobDefinition
 
 if TYPE_CHECKING:
     import asyncio
+
+    from jobpool.message.batches import BatchCall, BatchStatus
 
 T = TypeVar("T")
 
@@ -37,6 +39,13 @@ class Producer(Enqueues, Protocol):
         """Enqueue jobs, all or none; their ids, in order. Blocks for one round trip."""
 
 
+class Target(Producer, Protocol):
+    """A producer that knows batches: a `QueueBackend`, or a child's channel to its master."""
+
+    def call_batch(self, call: BatchCall, jobs: Sequence[JobDefinition] = ()) -> BatchStatus | None:
+        """Carry out a call about a batch. See `QueueBackend.call_batch`."""
+
+
 class _Default:
     def __init__(self) -> None:
         # Two threads that need it first at the same time must not open two.
@@ -44,7 +53,7 @@ class _Default:
         self.producer: Producer | None = None
         self.chosen: Producer | None = None
         self.factory: Callable[[], Producer] | None = None
-        self.in_child = False
+        self.of_child: Target | None = None
         self.was_used = False
 
 
@@ -106,16 +115,20 @@ def set_factory(factory: Callable[[], Producer] | None) -> None:
         _default.factory = factory
 
 
-def enter_child(producer: Producer) -> None:
+def enter_child(producer: Target) -> None:
     """Send all that this process enqueues to its master from now on. Called once when a child starts."""
     with _default.lock:
-        _default.producer = producer
-        _default.in_child = True
+        _default.producer = _default.of_child = producer
 
 
 def in_child() -> bool:
-    """Return whether this is a pool's child, where `Jobs(…)` opens no broker, and uses `default()` for any URL."""
-    return _default.in_child
+    """Return whether this is a pool's child, where `Jobs(…)` opens no broker, and uses `of_child()` for any URL."""
+    return _default.of_child is not None
+
+
+def of_child() -> Target | None:
+    """Return what `enter_child` was given; None = this is not a pool's child."""
+    return _default.of_child
 
 
 class _Turns(threading.local):

@@ -50,7 +50,7 @@ class JobState(StrEnum):
 
 
 NO_LOOK = (
-    "a job cannot look into the broker, as its process holds no connection; it can only enqueue."
+    "a job cannot look into the broker, as its process holds no connection; it can enqueue, and fill batches."
     " For what follows other jobs, or needs their results, use a chain (then) or the callback of a batch"
 )
 LIVE = frozenset({JobState.WAITING, JobState.DELAYED, JobState.RUNNING})

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from jobpool.errors import JobpoolError
 from jobpool.handlers.app import load
-from jobpool.handlers.registry import DEFAULT, declared_schedules
+from jobpool.handlers.registry import DEFAULT, SCHEDULE_CHECKS, declared_schedules
 from jobpool.ipc.fork_server_main import prepared
 from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.process_options import ChildOptions
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what a fork server would tell (`Loaded`), and `unfit`; or `error`: why there are no handlers."""
+    """Return what a fork server would tell (`Loaded`), `unfit` and `refused`; or `error`: why there are no handlers."""
     inheritance = Inheritance()
     try:
         options = ChildOptions(**asked)
@@ -29,7 +29,9 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     unfit = [
         f"schedule {one.name or one.handler!r}: {why}" for one in declared_schedules() if (why := DEFAULT.unfit(one))
     ]
-    told: dict[str, Any] = to_builtins(replace(prepared(found, inheritance, options.preload), unfit=unfit))
+    refused = next(filter(None, (check() for check in SCHEDULE_CHECKS)), "")
+    loaded = replace(prepared(found, inheritance, options.preload), unfit=unfit, refused=refused)
+    told: dict[str, Any] = to_builtins(loaded)
     return told
 
 

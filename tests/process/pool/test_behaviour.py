@@ -55,7 +55,7 @@ def test_a_job_has_the_pools_default_timeout_unless_it_names_one_and_never_more_
 
 
 def test_handlers_enqueue_only_where_the_pool_allows_it(rig: Rig) -> None:
-    refused = [rig.enqueue(handler) for handler in ("follow_up", "produce")]
+    refused = [rig.enqueue(handler) for handler in ("follow_up", "produce", "fan_out")]
     rig.run_pool("--until-empty", "--enqueue-to", "reports,billing")
     for ident in refused:
         assert "may not enqueue to queue 'default'" in (rig.inspect(ident).last_error or "")

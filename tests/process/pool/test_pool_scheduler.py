@@ -101,8 +101,13 @@ def test_it_fires_is_replaced_and_ends_with_the_pool(rig: Rig) -> None:
     assert "the_app.py" in entry["error"], "it says where"
     assert the_one(pool) == third, "and the old ones stay"
 
+    app.write_text(APP.read_text())
+    pool.send(signal.SIGHUP)
+    wait_until(lambda: not is_alive(third), what="the old one has ended: there are no schedules any more")
+    wait_until(lambda: pool.log("cron is ready")[-1]["schedules"] == 0)
+    assert len(pool.log(kept)) == 1, "which is nothing to complain of"
+
     assert pool.stop() == 0
-    assert not is_alive(third)
     rig.assert_no_processes_left()
     instants = [entry["at"] for entry in pool.log("schedule fired") if entry["name"] == "each-minute"]
     assert len(instants) == len(set(instants)), "three schedulers in turn, and each instant once"

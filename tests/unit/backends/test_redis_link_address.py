@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.redis.address import Address, Kind, read_address
+from jobpool_backends.redis.address import Address, read_address
 from jobpool_backends.shared import DeadCaps
 
 SECRET = "hidden"  # in every URL below that has a password: no error may repeat it
@@ -53,7 +53,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_server(url: str, host: str, port: int, db: int, username: str | None, password: str | None) -> None:
     address = read(url)
     [server] = address.seeds
-    assert address.kind is Kind.SERVER
+    assert (address.cluster, address.service) == (False, "")
     assert (server.host, server.port, server.db) == (host, port, db)
     assert (server.username, server.password) == (username, password)
     assert (server.timeout, server.connect_timeout, server.tls) == (2.0, 2.0, None)
@@ -67,7 +67,7 @@ def test_a_unix_socket() -> None:
 
 def test_sentinels() -> None:
     address = read("redis+sentinel://me:hidden@h1,h2:26380/reports/5", sentinel_password="other", timeout=1)
-    assert address.kind is Kind.SENTINEL
+    assert not address.cluster
     assert address.service == "reports"
     assert [(seed.host, seed.port) for seed in address.seeds] == [("h1", 26379), ("h2", 26380)]
     assert {(seed.username, seed.password, seed.db) for seed in address.seeds} == {(None, "other", 0)}
@@ -77,7 +77,7 @@ def test_sentinels() -> None:
 
 def test_a_cluster() -> None:
     address = read("redis+cluster://:hidden@[::1]:7000,h2,h3:7002")
-    assert address.kind is Kind.CLUSTER
+    assert address.cluster
     assert [(seed.host, seed.port) for seed in address.seeds] == [("::1", 7000), ("h2", 6379), ("h3", 7002)]
     assert {seed.password for seed in address.seeds} == {address.node.password} == {"hidden"}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import Result
 
@@ -74,6 +75,72 @@ def test_the_schedules_are_listed_with_what_is_known_of_them(
     assert rows["nightly"]["declared"].endswith("cron_cli_app.py:14")
 
 
+def test_a_failed_run_and_what_waits_for_it_are_told(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    flag = app(
+        APP.replace('.daily_at("03:00").environments("test")', ".every_minute()")
+        + 'scheduler.define("clean_up").named("after").depends_on("broken").queue("reports").every_minute()\n'
+        'scheduler.define("clean_up").named("sent").queue("reports").every_minute()\n'
+    )
+    done = jobpool("cron", "run", "--once", flag)
+    assert done.exit_code == 1
+    assert 'raise RuntimeError("no paper")' in done.stderr, "the stack"
+    lasts = {line.split()[0]: line for line in jobpool("cron", flag).stdout.splitlines()}
+    assert "Z failed " in lasts["broken"]
+    assert "Z not fired " in lasts["after"]
+    rows = {row["name"]: row for row in json.loads(jobpool("cron", flag, "--json").stdout)}
+    assert {name: row["failed"] for name, row in rows.items()} == {
+        "nightly": None, "clean_up": False, "broken": True, "after": True, "sent": None,
+    }  # fmt: skip
+    assert rows["after"]["last"] is None
+    assert rows["after"]["not_fired"] == rows["broken"]["last"]
+
+
+def test_schedules_that_a_clock_has_silenced_are_told(
+    jobpool: Jobpool, broker: QueueBackend, app: Callable[..., str]
+) -> None:
+    flag = app()
+    record = msgspec.json.encode(Record(datetime(2126, 1, 1, tzinfo=UTC)))
+    broker.keys.put_records(SPACE, {"nightly": record, "clean_up": record}, 3600.0)
+    listed = jobpool("cron", flag)
+    assert "silent until 2126-01-01T01:30:00Z" in listed.stdout
+    mend = "nightly, clean_up: a clock was ahead: nothing fires until it is as late again; set the clock"
+    assert mend in listed.stderr
+    rows = {row["name"]: row for row in json.loads(jobpool("cron", flag, "--json").stdout)}
+    assert (rows["nightly"]["silent_until"], rows["broken"]["silent_until"]) == ("2126-01-01T00:00:00Z", None)
+    coming = jobpool("cron", "next", "nightly", "--limit", "1", flag)
+    assert "2126-01-01T01:30:00Z" in coming.stdout
+    assert "nightly: a clock was ahead" in coming.stderr
+    [problem] = [line for line in jobpool("doctor", flag).stdout.splitlines() if line.split()[1] == "schedules"]
+    assert problem.startswith("problem ")
+    assert "silent: clean_up until 2126-01-01T00:00:00Z: a clock was ahead" in problem
+
+
+def test_one_looks_ahead_without_a_broker(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    shown = jobpool("cron", "next", app(), "-b", "redis://127.0.0.1:1/0")
+    assert (shown.exit_code, len(shown.stdout.splitlines()), shown.stderr) == (
+        0, 6, "1 left out: 1 only in other environments, see --environment: test\n",
+    )  # fmt: skip
+
+
+def test_an_environment_that_no_schedule_names_is_warned_of(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    flag = app()
+    warning = "no schedule names this environment environment=tset named=test"
+    assert warning in jobpool("cron", "run", "--once", flag, "--environment", "tset").stderr
+    for words in [("--environment", "test"), ()]:
+        assert "no schedule names" not in jobpool("cron", "run", "--once", flag, *words).stderr
+
+
+def test_schedules_that_are_refused_together_are_a_problem_to_the_doctor(
+    jobpool: Jobpool, app: Callable[..., str]
+) -> None:
+    flag = app(APP + 'scheduler.define("clean_up").hourly()\n')
+    done = jobpool("doctor", flag)
+    assert done.exit_code == 1
+    [problem] = [line for line in done.stdout.splitlines() if line.split()[1] == "schedules"]
+    assert "two scheduled jobs are named 'clean_up'" in problem
+    assert "no scheduler starts with that" in problem
+
+
 def test_what_the_app_prints_at_its_import_is_not_in_the_answer(jobpool: Jobpool, app: Callable[..., str]) -> None:
     flag = app(APP + 'print("made by hand")')
     result = jobpool("cron", "next", flag, "--json")
@@ -118,15 +185,16 @@ def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBac
         ("clean_up", "fired", "2026-07-01T00:30:00Z"),
     ]
     assert (done.exit_code, broker.stats("reports").waiting) == (0, 1)
-    failed = jobpool("cron", "run", "--test-time", "2026-07-01T03:00", "--environment", "test", flag)
+    assert "  report (nightly)  " in jobpool("list").stdout
+    failed = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", "--environment", "test", flag)
     assert failed.exit_code == 1
     assert "RuntimeError: no paper" in failed.stdout
-    elsewhere = jobpool("cron", "run", "--test-time", "2026-07-01T03:00", flag)
+    elsewhere = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", flag)
     assert "it runs in test only, and this is no environment" in elsewhere.stdout
     assert broker.keys.list_records(SPACE) == []
 
 
-@pytest.mark.parametrize("mode", ["--once", "--test-time=2026-07-01T03:00"])
+@pytest.mark.parametrize("mode", ["--once", "--test-time=2026-07-01T03:00Z"])
 def test_jobs_that_cannot_run_are_warned_of(jobpool: Jobpool, app: Callable[..., str], mode: str) -> None:
     text = APP + "\n@jobpool.handler\ndef mail(ctx, to: str): ...\n"
     text += 'scheduler.define("mail").queue("default").every_minute()\nscheduler.define("cleanup").every_minute()\n'
@@ -140,7 +208,7 @@ def test_jobs_that_cannot_run_are_warned_of(jobpool: Jobpool, app: Callable[...,
 
 def test_nothing_due_is_said(jobpool: Jobpool, app: Callable[..., str]) -> None:
     flag = app('import jobpool\nscheduler = jobpool.Scheduler()\nscheduler.define("a").queue("q").yearly()\n')
-    done = jobpool("cron", "run", "--test-time", "2026-07-01T03:00", flag)
+    done = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", flag)
     assert (done.exit_code, done.stdout, done.stderr.strip()) == (0, "", "nothing is due")
 
 
@@ -149,11 +217,12 @@ MISTAKES = [
     pytest.param(("--app=nowhere.py",), "cannot be found", 2, id="app not there"),
     pytest.param(("APP:import jobpool",), "declares no schedule", 2, id="no schedules"),
     pytest.param(("APP", "--test-time", "tomorrow"), "'tomorrow' is not a date and time", 2, id="bad time"),
+    pytest.param(("APP", "--test-time", "2026-07-01"), "no time zone: write 2026-07-01T00:00Z", 2, id="naive time"),
     pytest.param(("APP", "--test-time", "0001-01-01T00:00+01:00"), "outside the years 1 to 9999", 2, id="too early"),
     pytest.param(("APP", "--test-time", "9999-12-31T23:59-05:00"), "outside the years 1 to 9999", 2, id="too late"),
     pytest.param(("APP", "--environment", ""), "--environment must not be empty", 2, id="no environment"),
     pytest.param(
-        ("APP", "--cron-grace", "13h"), "--cron-grace must be less than or equal to 43200", 2, id="grace too long"
+        ("APP", "--cron-grace", "3d"), "less than or equal to 43200 s (12h00m), not '3d'", 2, id="grace too long"
     ),
     pytest.param(("APP", "--once", "-b", "sync://"), "--only-scheduler", 2, id="no keys"),
     pytest.param(("APP", "-b", "redis://127.0.0.1:1/0"), "nothing listens there", 1, id="broker down"),

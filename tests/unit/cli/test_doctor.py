@@ -19,6 +19,8 @@ from support.servers.ports import free_port
 from jobpool.broker.config_file import find_config
 from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.broker.opening import open_backend
+from jobpool.errors import ConfigurationError
+from jobpool.ipc import linux
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.definition import JobDefinition
 from jobpool.ops.doctor import broker, configuration, examine, handlers, machine, serving
@@ -289,10 +291,17 @@ def test_the_machine() -> None:
         (machine.judge_zone("CET-1CEST"), Level.OK),
         (machine.judge_zone("Europe/Zürich"), Level.WARNING),
         (machine.judge_zone("Mars/Olympus"), Level.WARNING),
-        (machine.judge_kernel(""), Level.OK),
-        (machine.judge_kernel("no pidfd"), Level.PROBLEM),
+        (machine.judge_kernel(), Level.OK),
     ]:
         assert levels([found]) == [level], found
+
+
+def test_a_kernel_without_pidfds_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ConfigurationError("no pidfd")
+
+    monkeypatch.setattr(linux, "check_kernel", refuse)
+    assert levels([machine.judge_kernel()]) == [Level.PROBLEM]
 
 
 def test_what_this_machine_says_of_itself(settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,8 @@ def recorded(tmp_path: Path) -> str:
 def test_the_newest_attempts_of_a_name_are_listed(jobpool: Jobpool, recorded: str) -> None:
     lines = jobpool("history", "monthly", recorded).stdout.splitlines()
     assert lines[0].split()[:4] == ["START", "STATUS", "ID", "ATTEMPT"]
-    assert [line.split()[3] for line in lines[1:]] == [f"id{number}" for number in range(39, 19, -1)]
+    assert [line.split()[2] for line in lines[1:]] == [f"id{number}" for number in range(39, 19, -1)]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", line.split()[0]) for line in lines[1:])
     assert len(jobpool("history", "monthly", recorded, "--limit", "3").stdout.splitlines()) == 4
 
 
@@ -140,7 +142,7 @@ def rolled(broker: QueueBackend) -> int:
 
 @pytest.mark.usefixtures("rolled")
 def test_sums_of_all_pools_by_queue_and_handler(jobpool: Jobpool) -> None:
-    lines = [line.split()[2:] for line in jobpool("history", "--rollup").stdout.splitlines()]
+    lines = [line.split()[1:] for line in jobpool("history", "--rollup").stdout.splitlines()]
     assert lines[1:] == [
         ["reports", "mail", "2", "1", "0", "0", "4", "2.69", "≤0.05", "≤10"],
         ["reports", "report", "4", "2", "0", "0", "8", "2.69", "≤0.05", "≤10"],

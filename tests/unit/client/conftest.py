@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from jobpool.client.jobs import Jobs
 from jobpool.clock import ManualClock
 from jobpool.message import producer
 from jobpool_backends.memory import MemoryBackend
@@ -23,10 +20,7 @@ def backend(clock: ManualClock) -> MemoryBackend:
 
 
 @pytest.fixture
-def in_child() -> Iterator[None]:
-    """As a pool's child sees the world."""
-    before = producer._default.producer
-    producer.enter_child(Jobs("memory://"))
-    yield
-    producer._default.in_child = False
-    producer.set_default(before)
+def in_child(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pool's child sees the world: `backend` is its channel to the master."""
+    monkeypatch.setattr(producer, "_default", producer._Default())
+    producer.enter_child(backend)

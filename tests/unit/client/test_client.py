@@ -257,7 +257,7 @@ def test_in_a_child_a_given_backend_is_not_used_either(master: Recorder, memory:
 
 def test_a_child_cannot_look_into_the_broker(master: Recorder) -> None:
     del master
-    with pytest.raises(Unsupported, match="it can only enqueue"):
+    with pytest.raises(Unsupported, match="it can enqueue, and fill batches"):
         Jobs("memory://").stats()
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from jobpool.broker.control import Cancel
+from jobpool.broker.packing import MAX_CALLBACK_BYTES
 from jobpool.broker.values import MessageFilter, State
-from jobpool.client.batch import MAX_CALLBACK_BYTES, Batch
+from jobpool.client.batch import Batch
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import QueueWorker
 from jobpool.errors import InvalidJob, ResultNotKept, UnknownJob, Unrecoverable, Unsupported
@@ -24,6 +25,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import Status
 from jobpool.message.results import JobState
+from jobpool_backends.memory import MemoryBackend
 
 Said = list[tuple[str, Any]]
 
@@ -160,6 +162,84 @@ def test_a_block_that_raises_cancels_its_batch(jobs: Jobs, run: Callable[[], Non
     assert first.reason == second.reason == "cancelled"
     with pytest.raises(InvalidJob, match=f"batch {batch.id} is not open"):
         batch.add(double(1))
+
+
+def test_a_block_that_raises_after_its_batch_was_closed_leaves_it(jobs: Jobs) -> None:
+    batch = jobs.batch()
+
+    def fill() -> None:
+        with batch:
+            batch.add(double(1))
+            batch.close()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fill()
+    assert (batch.status().stopped, batch.status().left) == (False, 1)
+
+
+def test_a_producer_that_failed_completes_its_batch(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    def produce(fails: bool) -> None:
+        with jobs.batch(on_done=told("done"), identifier="june") as batch:
+            for n in (1, 2, 4):
+                if fails and n == 4:
+                    raise ConnectionError
+                batch.add(double(n).with_identifier(f"june-{n}"))
+
+    with pytest.raises(ConnectionError):
+        produce(fails=True)
+    assert jobs.backend.find_batch("june").open  # type: ignore[union-attr]
+    run()
+    produce(fails=False)
+    run()
+    assert [(end["total"], end["succeeded"]) for _, end in said] == [(3, 3)]
+
+
+def test_a_refusal_says_why_the_batch_is_not_open(jobs: Jobs) -> None:
+    def refused(match: str) -> None:
+        for add in (batch.add, lambda job: batch.add_many([job])):
+            with pytest.raises(InvalidJob, match=f"^batch b is not open: {match}"):
+                add(double(2))
+        with pytest.raises(InvalidJob, match=f"^batch b is not open: {match}"):
+            jobs.batch(parent=batch)
+
+    with jobs.batch(identifier="b") as batch:
+        batch.add(double(1))
+    refused(r"it was closed, and stays as it is\..* looks at batch\.status\(\)\.open")
+    batch.cancel()
+    refused(r"it was cancelled\. Make one with another identifier")
+    batch = Batch(Jobs("memory://"), "b")
+    with pytest.raises(InvalidJob, match=r"^batch b is not open: no batch b is known: it never was"):
+        batch.add(double(1))
+    with jobs.batch() as batch, pytest.raises(InvalidJob, match=r"has .* bytes; at most"):
+        batch.add(JobDefinition("double", "x" * 2**20))
+    batch = jobs.batch(identifier="ended")
+    batch.close()
+    with pytest.raises(InvalidJob, match=r"^batch ended is not open: it has ended"):
+        batch.add(double(1))
+
+
+@pytest.mark.usefixtures("in_child")
+def test_a_handler_fills_a_batch_through_its_pool(backend: MemoryBackend) -> None:
+    jobs = Jobs("redis://elsewhere")
+    with jobs.batch(on_done=told("done"), identifier="june") as batch:
+        batch.add_many([double(1), double(2)])
+        assert (batch.status().total, batch.status().open) == (2, True)
+    assert not batch.status().open
+    for call in (batch.wait, batch.cancel):
+        with pytest.raises(Unsupported, match="it can enqueue, and fill batches"):
+            call()
+    other = jobs.batch()
+
+    def fill() -> None:
+        with other:
+            other.add(double(1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fill()
+    assert other.status().stopped
+    assert backend.stats("default").waiting == 2
 
 
 def test_an_id_of_ones_own_is_the_same_batch_again(jobs: Jobs, run: Callable[[], None], said: Said) -> None:

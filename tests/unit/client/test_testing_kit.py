@@ -544,7 +544,7 @@ def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
     files = _blocks()
-    assert sorted(files) == ["conftest.py", "shop.py", "test_charge.py", "test_shop.py"]
+    assert sorted(files) == ["conftest.py", "shop.py", "test_charge.py", "test_hourly.py", "test_shop.py"]
     for name, text in files.items():
         (tmp_path / name).write_text(text, "utf-8")
     ran = run_pytest(tmp_path)

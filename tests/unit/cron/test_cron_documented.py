@@ -100,5 +100,5 @@ def test_the_first_program_of_the_page_declares_what_it_shows() -> None:
         ("report", "30 6 * * 1-5", "Europe/Berlin", "one"),
         ("sweep", "*/15 * * * *", "UTC", "skip"),
         ("meter", "*/10 * * * *", "UTC", "all(6)"),
-        ("monthly-invoices", "0 4 l * *", "UTC", "one"),
+        ("monthly-invoices", "0 4 L * *", "UTC", "one"),
     ]

@@ -108,7 +108,7 @@ def test_what_comes_now_and_then_is_allowed() -> None:
         "0 0 31 2 mon#5",
         "0\t0  * *  sUn ",
     ]:
-        assert parse_fields(expression).text == " ".join(expression.lower().split()), expression
+        assert parse_fields(expression).text == " ".join(expression.lower().split()).replace("l", "L"), expression
 
 
 def test_the_kind_goes_by_what_is_written() -> None:

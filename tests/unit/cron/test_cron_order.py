@@ -52,6 +52,7 @@ def test_a_dependency_that_is_missing() -> None:
     with pytest.raises(ConfigurationError) as refused:
         order("a b:ax")
     assert str(refused.value) == "Dependency 'x' for job 'b' does not exist."
+    assert refused.value.__notes__ == ["'b' depends on it"]
 
 
 def test_a_circle_is_named_in_the_notes() -> None:
@@ -64,7 +65,7 @@ def test_a_circle_is_named_in_the_notes() -> None:
         with row(case), pytest.raises(ConfigurationError) as refused:
             order(declared)
         assert str(refused.value) == "Circular dependency detected in jobs.", case
-        assert refused.value.__notes__ == [f"each waits for the next: {circle}"], case
+        assert refused.value.__notes__ == [f"Each waits for the next: {circle}"], case
 
 
 def test_two_of_one_name_are_both_described() -> None:

@@ -118,22 +118,25 @@ def _field(scheduler: Scheduler) -> None:
     scheduler.define("a").priority(999)
 
 
-def _zone(scheduler: Scheduler) -> None:
-    scheduler.define("a").zone("Mars/Olympus")
-
-
-def _policy(scheduler: Scheduler) -> None:
-    scheduler.define("a").misfire("sometimes")
-
-
 def _never(scheduler: Scheduler) -> None:
-    scheduler.define("a").cron("0 0 30 2 *")
+    scheduler.define("a").cron("0 0 30 * *").in_months("feb")
+
+
+def _missing(scheduler: Scheduler) -> None:
+    scheduler.define("a").depends_on("a1")
+    scheduler.define("a11")
+
+
+def _inline_retries(scheduler: Scheduler) -> None:
+    scheduler.define("a").max_retries(3)
 
 
 def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
     for declare, lines, texts in [
         (_two_of_one_name, [1, 2], ["'report'"]),
-        (_circle, [], ["Circular dependency detected in jobs.", "a", "b"]),
+        (_circle, [1, 2], ["Circular dependency detected in jobs.", "a", "b"]),
+        (_missing, [1], ["Dependency 'a1' for job 'a' does not exist.", "did you mean 'a11'?"]),
+        (_inline_retries, [1], ["no max_retries", "give it a queue"]),
         (_id, [1], ["identifier", "leave it out"]),
         (_moment, [1], ["scheduled_at", "leave it out", "delay(seconds)"]),
         (_inline_lock, [1], ["no single_instance and no concurrency_key", "give it a queue"]),
@@ -141,8 +144,6 @@ def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
         (_inline_expiry, [1], ["no expires_in", "give it a queue"]),
         (_inline_delay, [1], ["no delay", "give it a queue"]),
         (_field, [1], ["priority"]),
-        (_zone, [1], ["Mars/Olympus"]),
-        (_policy, [1], ["sometimes"]),
         (_never, [1], ["0 0 30 2 *"]),
     ]:
         scheduler = Scheduler()
@@ -153,6 +154,20 @@ def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
         assert [text for text in texts if text not in str(refused.value)] == [], declare
 
 
-def test_a_bad_time_is_refused_where_it_is_written() -> None:
-    with pytest.raises(InvalidJob, match="HH:MM"):
-        Scheduler().define("a").daily_at("25:00")
+def test_a_mistake_of_one_word_is_refused_where_it_is_written() -> None:
+    job = Scheduler().define("a")
+    for describe, word, text in [
+        (job.daily_at, "25:00", "HH:MM"),
+        (job.cron, "60 * * * *", "'60' is none of that"),
+        (job.cron, "0 0 30 2 *", "never comes"),
+        (job.zone, "Europe/Berln", "did you mean 'Europe/Berlin'"),
+        (job.misfire, "onc", "'skip', 'one' or"),
+    ]:
+        with row(word), pytest.raises(InvalidJob, match=text):
+            describe(word)
+
+
+def test_one_attempt_is_what_runs_inline_has_and_it_may_be_asked_for() -> None:
+    scheduler = Scheduler()
+    scheduler.define("a").max_retries(0)
+    assert CronRunner(scheduler, MemoryBackend()).planned[0].is_inline

@@ -14,8 +14,10 @@ from jobpool.cron.firing import FiringStatus, firing_key
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.errors import ConfigurationError
+from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode
 
 
 def test_a_job_with_a_queue_is_enqueued_and_one_without_runs_here(rig: CronRig) -> None:
@@ -109,6 +111,14 @@ def test_what_was_missed_is_made_up_for_by_its_policy(rig: CronRig, policy: str,
     missed = [firing.why for firing in firings if firing.status.value == "missed"]
     assert missed == ([f"{9 - len(fired)} missed, the first at {text(1)}"] if len(fired) < 9 else [])
     assert rig.runner().run() == [], "nothing is said of it again"
+
+
+def test_of_more_than_are_counted_the_first_is_not_named(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute().misfire("skip")
+    rig.runner().run()
+    rig.pass_minutes(1500.5)
+    [missed, _] = rig.runner().run()
+    assert missed.why == f"more than 1000 missed, the first before {text(500)}"
 
 
 def test_beyond_the_grace_nothing_is_made_up_for(rig: CronRig) -> None:
@@ -225,6 +235,16 @@ def test_a_clock_that_was_a_little_ahead_is_nothing_to_tell(rig: CronRig, caplog
     with caplog.at_level("WARNING", "jobpool.cron"):
         assert rig.runner().run() == []
     assert caplog.records == []
+
+
+def test_all_jobs_of_a_chain_know_the_instant(rig: CronRig) -> None:
+    mail = JobBuilder("c").meta(scheduled_for="its own")
+    report = JobBuilder("b").then(mail)
+    rig.scheduler.define("a").queue("reports").then(report)
+    rig.runner().run()
+    [message] = rig.backend.list_messages()
+    metas = [job["meta"] for job in decode(message.body, attempts=0).then]
+    assert metas == [{"scheduled_for": text(0)}, {"scheduled_for": "its own"}]
 
 
 def test_a_delay_counts_from_the_firing(rig: CronRig) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -16,7 +19,9 @@ from support.waiting import wait_until
 
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.service import RETRY_LONGEST, CronLoop, Stop, report
+from jobpool.ipc.process_options import ChildOptions
 from jobpool.message.guards import Rate
+from jobpool.telemetry.logs import JsonFormatter, LineHandler
 
 
 class Turning:
@@ -144,6 +149,45 @@ def test_another_thread_ends_it_too() -> None:
         stop.stop()
         wait_until(lambda: ended == [True], 10.0)
         thread.join()
+
+
+def test_each_of_many_that_fail_at_once_is_named() -> None:
+    stream = io.StringIO()
+    handler = LineHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    log = logging.getLogger("jobpool.cron")
+    log.addHandler(handler)
+    try:
+        for status in (FiringStatus.FAILED, FiringStatus.MISSED):
+            report([Firing(f"nightly-{number}", START, status) for number in range(12)])
+    finally:
+        log.removeHandler(handler)
+    named = Counter(json.loads(line)["name"] for line in stream.getvalue().splitlines())
+    assert named == {f"nightly-{number}": 2 for number in range(12)}
+
+
+def test_a_run_that_fails_is_told_with_its_stack_and_what_it_printed(
+    rig: CronRig, lines: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
+) -> None:
+    @rig.registry.handler
+    def talk() -> None:
+        print("password=hunter2 and the first line")
+        print("the second")
+        raise RuntimeError("no paper, token=hunter2")
+
+    rig.scheduler.define("talk").every_minute()
+    firings = [firing for firing in rig.runner().run() if firing.name == "talk"]
+    with caplog.at_level("INFO", "jobpool.job"):
+        report(firings, ChildOptions(lines_level=logging.INFO))
+        report(firings, ChildOptions())
+    said = [record for record in caplog.records if record.name == "jobpool.job"]
+    assert [record.getMessage() for record in said] == ["password=*** and the first line", "the second"]
+    assert {record.fields["schedule"] for record in said} == {"talk"}  # type: ignore[attr-defined]
+    fields = lines[0].fields  # type: ignore[attr-defined]
+    assert fields["why"] == "RuntimeError: no paper, token=***"
+    assert fields["stack"].endswith("\nRuntimeError: no paper, token=***")
+    assert "hunter2" not in fields["stack"]
+    assert "output" not in fields
 
 
 @pytest.mark.parametrize(

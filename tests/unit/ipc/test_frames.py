@@ -27,6 +27,7 @@ from jobpool.ipc.frames import (
     SpawnFailed,
     decode,
 )
+from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.outcome import ResultKind
 
 ONE_OF_EACH: list[Frame] = [
@@ -41,8 +42,10 @@ ONE_OF_EACH: list[Frame] = [
     Result(9, ResultKind.SUCCEEDED, 12.5, 0.25, kept='{"a":1}'),
     Ask([{"handler": "report", "payload": {"n": 1}}]),
     Ask([], pack=True),
+    Ask([{"handler": "finish"}], batch=BatchCall("open", "june", "year", ("on_done",))),
     Reply(["id1", "id2"]),
     Reply(["id1"], packed=[{"id": "id1", "body": "{}"}]),
+    Reply([], batch=BatchStatus("june", True, 3, 1, 1, 0, ("a",), 12.5, nested=("b",))),
     Reply([], "InvalidJob", "queue name '' is refused"),
     Loaded([HandlerInfo("a"), HandlerInfo("b", 3, 1.5, True, backoff="fixed")], False, ["poller"], 0.5),
     LoadFailed("myapp does not import: SyntaxError", "Traceback ..."),
@@ -79,6 +82,8 @@ def test_rubbish_is_a_bad_frame() -> None:
         b"\x22[1,2]",
         b"\x22not json",
         b'\x13{"definitions":[%b]}' % (b"[" * 10**5 + b"]" * 10**5),
+        b'\x13{"definitions":[],"batch":{"verb":"drop","id":"june"}}',
+        b'\x13{"definitions":[],"batch":{"verb":"close","id":7}}',
         b'\x15{"nonce":1,"level":true,"text":""}',
         b'\x15{"nonce":1.0,"level":20,"text":""}',
         b'\x15{"nonce":1,"level":20,"text":"","left_out":99999999999999999999}',

@@ -27,6 +27,7 @@ from jobpool.master.dispatch import room
 from jobpool.master.slots import SlotState
 from jobpool.master.spawning import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
 from jobpool.master.state import KILLED_BY_STOP, Stopping
+from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
@@ -387,6 +388,8 @@ class TestResults:
         [answer] = of(actions, act.Answer)
         assert answer.reply.kind == "ConfigurationError"
         assert "'default'" in answer.reply.error
+        callback = Ask(jobs[1:], batch=BatchCall("open", "b", callbacks=("on_done",)))
+        assert of(stage.tell(ev.ChildAsked(slot.child, callback)), act.Answer)[0].reply.kind == "ConfigurationError"
         rubbish: list[Any] = [None, {"handler": "x", "queue": ["reports"]}]
         assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish[:1], pack))), act.Produce)
         assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish[1:], pack))), act.Answer)
@@ -405,6 +408,9 @@ class TestResults:
         [produce] = of(stage.tell(ev.ChildAsked(slot.child, Ask([{"handler": "x"}]))), act.Produce)
         [answer] = of(stage.tell(ev.Produced(produce.child, ["abc"], "", "")), act.Answer)
         assert answer.reply.ids == ["abc"]
+        counts = BatchStatus("b", True, 0, 0, 0, 0, (), 1.0)
+        [answer] = of(stage.tell(ev.Produced(produce.child, [], batch=counts)), act.Answer)
+        assert answer.reply.batch == counts
 
 
 class TestDeaths:

@@ -187,6 +187,7 @@ def test_schedules_that_are_refused_at_the_first_start_end_the_pool() -> None:
     assert starts(refused(stage)) == 0
     assert stage.pool.is_stopping
     assert stage.pool.fatal == "the scheduler cannot start: two jobs of one name"
+    assert [note.level for note in stage.pool.notes if note.event == "the schedules are refused"] == ["error"]
 
 
 def test_a_reload_that_comes_before_the_first_refusal_is_given_its_try() -> None:

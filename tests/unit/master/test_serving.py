@@ -25,6 +25,7 @@ OTHER = "mails"
 REPORT = HandlerInfo("report", queues=["reports"], schedules=["nightly"])
 MAIL = HandlerInfo("mail", queues=["mails", "default"])
 URL = HandlerInfo("url")
+SHELL = HandlerInfo("shell", queues=["default"], built_in=True)  # allowed: in a queue that only its producers know
 
 
 def test_handlers_name_the_queues() -> None:
@@ -32,6 +33,7 @@ def test_handlers_name_the_queues() -> None:
         ([REPORT], ("reports",)),
         ([MAIL, REPORT, URL], ("default", "mails", "reports")),
         ([URL], ("default",)),
+        ([REPORT, SHELL], ("default", "reports")),
         ([], ("default",)),
     ]:
         assert named_queues(handlers) == queues, handlers
@@ -79,7 +81,7 @@ def test_what_nothing_serves_is_said_once() -> None:
         (Surveyed(NOBODY, {"typo": 1200}), {"cron": True}, ["mails: mail; default: mail", "typo (1,200)"]),
     ]:
         stage = Stage(**settings).boot()
-        stage.load(handlers=[MAIL, REPORT, URL])
+        stage.load(handlers=[MAIL, REPORT, URL, SHELL])
         stage.tell(event, event)
         warnings = [note for note in stage.pool.notes if note.level == "warning"]
         fields = [note.fields for note in warnings]

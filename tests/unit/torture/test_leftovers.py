@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from jobpool.broker import filters
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import MessageFilter, State, Verb
@@ -45,6 +46,7 @@ def test_dead_and_waiting_messages_are_deleted_and_other_queues_are_not_touched(
     backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "PAGE_MESSAGES", 2)
+    monkeypatch.setattr(filters, "PAGE_MESSAGES", 2)
     monkeypatch.setattr(leftovers, "MAX_DELETED_MESSAGES", 1)
     put(backend, *OURS)
     put(backend, "x", queue="other")

@@ -109,7 +109,7 @@ class Acted:
         last = f"{self.mark[:8]}-{JOBS[-1]:06d}"
         if self.refuses is None:
             wait_until(lambda: last in _answered(self.ledger), LIMIT, "all jobs are enqueued")
-        return Blow("a child killed", self.misses)
+        return Blow("a child killed", missed=self.misses)
 
     def heal(self) -> list[str]:
         self.was_healed = True

@@ -24,7 +24,7 @@ local function may_join(q, batch, brought)
     return found[1] == '1'
 end
 
--- The members of a batch that this call ends, to be counted.
+-- The ends of members of a batch in this call.
 local function touch(batch)
     touched[batch] = touched[batch] or {succeeded = 0, failed = 0, cancelled = 0, failed_ids = {}}
     return touched[batch]

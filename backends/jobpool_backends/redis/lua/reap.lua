@@ -54,12 +54,12 @@ end
 
 local function take_back(member, text, note)
     local past = note and cjson.decode(note) or {}
-    local deliveries, attempts, before, available, rest = match(text, '^(%d+) (%d+) (%d+) (%S+) (.*)$', 33)
+    local deliveries, attempts, before, mark, available, rest = match(text, '^(%d+) (%d+) (%d+) (%+?)(%S+) (.*)$', 33)
     local crashes = past.crashed and now - past.crashed > window and 1 or before + 1
     local cause = past.forfeited ~= '' and past.forfeited or 'lease expired'
     local edit, died = {member, 'forfeited', false, 'cause', cause, 'crashed', digits(now)}, #work.dead
     available = place(member, crashes, available, edit)
-    put(work.changes, member, format('%s %s %d %s %s', deliveries, attempts, crashes, available, rest))
+    put(work.changes, member, format('%s %s %d %s%s %s', deliveries, attempts, crashes, mark, available, rest))
     push(work.edits, edit)
     put(work.told, match(rest, '^%d+ %a(%S+)'), crashes)
     put(work.told, cause, #work.dead > died and '1' or '0')

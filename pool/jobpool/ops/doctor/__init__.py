@@ -19,12 +19,17 @@ from jobpool.settings import Settings
 
 
 def examine(
-    settings: Settings, *, sys_path: Iterable[str | Path] = (), config: ConfigFile | None = None
+    settings: Settings,
+    *,
+    sys_path: Iterable[str | Path] = (),
+    config: ConfigFile | None = None,
+    silent: serving.Silent = lambda *_: (),
 ) -> Iterator[Finding]:
     """Yield every finding. Nothing raises: a failed question is a finding itself.
 
-    Apps are looked for in `sys_path`, besides the working directory. `config` is the file that applies. Blocks for a
-    few calls to the broker, and for up to `handlers.PATIENCE` seconds while the app is imported.
+    Apps are looked for in `sys_path`, besides the working directory. `config` is the file that applies.
+    `silent`: asked for the schedules that fire nothing because a clock was ahead. Blocks for a few calls to the broker,
+    and for up to `handlers.PATIENCE` seconds while the app is imported.
     """
     app = handlers.load(settings, [str(path) for path in sys_path])
     infos = app.handlers if isinstance(app, Loaded) else []
@@ -39,4 +44,4 @@ def examine(
         answers = answers and not (finding.check == "broker" and finding.is_bad)
         yield finding
     yield from handlers.examine(settings, app)
-    yield from serving.examine(settings, infos, asks=answers)
+    yield from serving.examine(settings, infos, silent if answers else None)

@@ -48,6 +48,10 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
         yield app
     else:
         yield from judge(app.handlers, settings)
+        if app.refused:
+            yield Finding(
+                "schedules", Level.PROBLEM, app.refused.rstrip("."), "no scheduler starts with that", "correct it"
+            )
         bad = [*_spoilt(app.spoilt_logs, settings)]
         mend = "correct the schedule's handler or payload"
         bad += [_warning(told, "jobs of a schedule cannot run", mend) for told in app.unfit]

@@ -50,12 +50,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
     """Yield every check of the machine. Blocks for up to 3 s, under systemd only."""
     root = Path("/")
     yield judge_stop(settings.stop_grace, find_supervisor(os.environ, root))
-    reason = ""
-    try:
-        linux.check_kernel()
-    except ConfigurationError as error:
-        reason = str(error)
-    yield judge_kernel(reason)
+    yield judge_kernel()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     yield judge_open_files(settings.workers, None if hard == resource.RLIM_INFINITY else hard)
     yield judge_memory(settings.workers, settings.memory_limit, memory_of(root), settings.on_memory_limit_queue)
@@ -106,10 +101,11 @@ def _unit(root: Path) -> str | None:
 
 def _asked(unit: str, environ: Mapping[str, str]) -> float | None:
     """Return the answer of systemd; None if it gives none."""
-    command = ["systemctl", "show", "--property=TimeoutStopUSec", "--value", unit]
-    env = dict(environ)
+    words = ["systemctl", "show", "--property=TimeoutStopUSec", "--value", unit]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_LIMIT_S, env=env, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=SYSTEMCTL_LIMIT_S, env=environ, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_systemd(done.stdout.strip())
@@ -129,11 +125,14 @@ def parse_systemd(text: str) -> float | None:
     return total if text else None
 
 
-def judge_kernel(reason: str) -> Finding:
-    """Judge the reason why jobpool cannot run here; "" = it can."""
-    if not reason:
-        return Finding("kernel", Level.OK, f"{platform.system()} {platform.release()}, with pidfd")
-    return Finding("kernel", Level.PROBLEM, reason, "no pool starts here", "use Linux 5.4 or later, and its /proc")
+def judge_kernel() -> Finding:
+    """Check that jobpool can run here."""
+    try:
+        linux.check_kernel()
+    except ConfigurationError as error:
+        mend = "use Linux 5.4 or later, and its /proc"
+        return Finding("kernel", Level.PROBLEM, str(error), "no pool starts here", mend)
+    return Finding("kernel", Level.OK, f"{platform.system()} {platform.release()}, with pidfd")
 
 
 def judge_open_files(workers: int, limit: int | None) -> Finding:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import chain
 
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import missing_database, open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -17,17 +18,25 @@ from jobpool.settings import Settings
 
 CHECK = "serving"
 
+Silent = Callable[[QueueBackend, Collection[str]], Iterable[Finding]]
+"""Returns findings about the schedules of these names that fire nothing because a clock was ahead."""
 
-def examine(settings: Settings, handlers: Sequence[HandlerInfo], *, asks: bool = True) -> Iterator[Finding]:
-    """Yield what waits, or would wait. `asks` the broker too, which blocks for a round trip a queue."""
+
+def examine(
+    settings: Settings, handlers: Sequence[HandlerInfo], silent: Silent | None = lambda *_: ()
+) -> Iterator[Finding]:
+    """Yield what waits, or would wait. Unless `silent` is None it asks the broker, which blocks for a round trip a
+    queue.
+    """
     try:
         pools = serving(runtime_dir(settings.runtime_dir), settings.backend)
     except ConfigurationError:
         pools = []
     served = {*settings.queue_names, *chain.from_iterable(pool.queues for pool in pools)}
     bad = [*_handlers(handlers, served), *_schedules(handlers, settings, pools)]
+    names = [name for info in handlers for name in info.schedules]
     with suppress(JobpoolError):  # the check of the broker says so
-        bad += _waiting(settings, served) if asks and served else ()
+        bad += _asked(settings, served, names, silent) if silent and (served or names) else ()
     yield from bad or [Finding(CHECK, Level.OK, f"queues with a pool here, or with these settings: {_list(served)}")]
 
 
@@ -46,11 +55,12 @@ def _schedules(handlers: Sequence[HandlerInfo], settings: Settings, pools: Seque
         yield Finding(CHECK, Level.NOTE, f"the app has schedules: {_list(names)}", why, mend)
 
 
-def _waiting(settings: Settings, served: Collection[str]) -> Iterator[Finding]:
+def _asked(settings: Settings, served: Collection[str], names: Collection[str], silent: Silent) -> Iterator[Finding]:
     if missing_database(settings.backend):
         return
     with closing(open_backend(settings.backend)) as backend:
-        waiting = waiting_elsewhere(backend, {*served, settings.dead_letter_queue})
+        yield from silent(backend, names)
+        waiting = waiting_elsewhere(backend, {*served, settings.dead_letter_queue}) if served else {}
     for queue, count in waiting.items():
         found = f"{count:,} job{'s wait' if count > 1 else ' waits'} in queue {queue!r}"
         why = "neither these settings nor a pool here serve it, and none of its jobs is running"
