@@ -164,7 +164,7 @@ def test_a_built_in_one_that_cannot_be_made_says_so(registry: HandlerRegistry, m
 def test_options_are_those_of_a_handler(registry: HandlerRegistry) -> None:
     registry.builtin("shell", max_retries=3, timeout=60)
     [info] = [info for info in registry.built_in_infos() if info.name == "shell"]
-    assert info == HandlerInfo("shell", 3, 60.0, queues=["default"])
+    assert info == HandlerInfo("shell", 3, 60.0, queues=["default"], built_in=True)
     handler = registry.resolve("shell", "default")
     assert (handler.max_retries, handler.timeout) == (3, 60.0)
 
