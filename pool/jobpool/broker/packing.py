@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
 
 EDITS_IN_A_STEP = 250
-EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: nobody else is to wait for long meanwhile
+EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: other calls must not wait long for a step
 
 
 def pack(to: QueueBackend, definition: JobDefinition, ident: str) -> NewMessage:
