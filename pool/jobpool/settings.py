@@ -1,9 +1,9 @@
 """Every setting of a pool, written down once: type, unit, bounds, default, section, flags and meaning.
 
-Made from it: the flags and their help (cli/options.py), the JOBPOOL_* variables, the keys of the configuration file,
-the table of the docs (scripts/tables.py), the file of `jobpool init`, and what the master is given. From the weakest to
-the strongest source: the defaults, the configuration file, the environment, flags. Each value is read from text as well
-as from its TOML type, so that the three sources mean the same. An unknown key is an error that names the nearest one.
+Made from it: the flags and their help (cli/options.py), the JOBPOOL_* variables, the keys of the configuration file.
+Also the table of the docs (scripts/tables.py), the file of `jobpool init`, and the master's settings. Sources, from the
+weakest to the strongest: the defaults, the configuration file, the environment, flags. Each value is read from text as
+well as from its TOML type, so that the three mean the same. An unknown key is an error that names the nearest one.
 """
 
 # ruff: noqa: RUF009 -- `_setting` makes a field, as `dataclasses.field` does

@@ -39,7 +39,7 @@ def _change(before: Counter[str], now: Counter[str]) -> dict[str, int]:
 
 
 def grown(changes: Mapping[str, Mapping[str, int]], connections: str = SOCKET) -> list[str]:
-    """Return which masters have more descriptors than before, of what kind; what `connections` explain left out."""
+    """Return which masters have more descriptors than before, of what kind; not those that `connections` explain."""
     too_many = {pool: _too_many(kinds, connections) for pool, kinds in changes.items()}
     return [f"{pool}: {listed(kinds)}" for pool, kinds in too_many.items() if kinds]
 

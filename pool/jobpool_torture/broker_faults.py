@@ -215,7 +215,7 @@ class PostgresUser(User):
         self._order(orders[way], *((self._hang_up,) if "closed" in self.ways[way] else ()))
 
     def check(self) -> None:
-        """Check, before any pool runs, what may be done: end its connection as `deny` does it."""
+        """Check, before any pool runs, that it may be done: end its connection as `deny` does it."""
         with self._connected(self.url):
             self._order(self._hang_up)
 

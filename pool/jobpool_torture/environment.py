@@ -51,7 +51,7 @@ class Environment:
         options: With a queue that is named.
         folder: An empty directory.
         backend: Open, to be asked what the broker can do. Not kept.
-        wanted: Kinds of fault that the run may strike: what only others need is not built.
+        wanted: Kinds of fault that the run may strike; nothing is built for other kinds.
     """
 
     def __init__(self, options: Options, folder: Path, backend: QueueBackend, wanted: Collection[str]) -> None:

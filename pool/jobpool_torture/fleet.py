@@ -28,7 +28,7 @@ from jobpool_torture.logpipe import LogPipe
 LOG_END_CHARS = 3000
 PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
 MARK = "TORTURE_MARK"
-"""The environment variable by which a fleet knows its own: the pid of who runs it, and what nobody else has."""
+"""The environment variable by which a fleet knows its own processes: the pid of its runner, and a unique word."""
 RESTART_PAUSE_S = 1.0
 LOOK_PAUSE_S = 0.02
 KILL_LIMIT_S = 10.0
@@ -94,7 +94,7 @@ class Pool:
         return ended, status
 
     def close_log(self) -> None:
-        """Copy the rest of what was written; nobody writes any more. Safe to call twice."""
+        """Copy the unread rest of the log, to which no process writes any more. Safe to call twice."""
         if self.log:
             self.log.close()
         self.log = None
@@ -207,7 +207,7 @@ class Fleet:
 
     @property
     def unexpected(self) -> list[End]:
-        """The ends that nobody had ordered: faults of the pool."""
+        """The ends without an order: faults of the pool."""
         return [end for end in self.ends if not end.expected]
 
     def start(self, number: int | None = None) -> None:
@@ -264,7 +264,7 @@ class Fleet:
         return told
 
     def _look(self) -> None:
-        """Note what has ended; `collect` will tell of it."""
+        """Note ended programs; `collect` will tell of them."""
         fresh = []
         for pool in self.pools:
             if pool.pid:

@@ -28,7 +28,7 @@ PLAIN_BYTES = 1 << 20
 """Calls and bytes that a plain job needs."""
 
 FOREVER_S = 3600 + round(float(os.environ.get(LASTS, "0")))
-"""Seconds: longer than a run, at whose end somebody looks for what was left behind."""
+"""Seconds: longer than a run, at whose end processes left behind are looked for."""
 
 
 def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
@@ -64,7 +64,7 @@ def _go_down(calls: int) -> None:
 
 
 def _obey(ctx: jobpool.JobContext) -> None:
-    """Take the order to spoil this process, if there is one; what the system does not allow is not done."""
+    """Take the order to spoil this process, if there is one. Damage that the system forbids is skipped."""
     pool = os.path.basename(os.environ["JOBPOOL_RUNTIME_DIR"])
     if way := spoiling.take(Path(os.environ[spoiling.ORDERS_FOLDER]), pool):
         note(ctx, "spoilt", way)

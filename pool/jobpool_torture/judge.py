@@ -23,7 +23,7 @@ Run = tuple[str, str, Delivery]  # A run: its shared key, its job's id, and the 
 FAR_OUT_S = 5.0  # time beyond timeout and grace that no loaded machine explains
 CRASH_LIMIT = "crash-limit"
 KILLING = ("child.kill", "forkserver.", "master.", "group.", "pool.")
-"""Faults by which a child may die, whatever its job does."""
+"""Faults by which a child may die, even if its job is well."""
 
 DYING = ("crash", "poison", "hang", "cancelled")  # kinds of job that end without a word of their own
 DEATH_SEEN_S = 2.0  # time after such a fault within which the death of a child is seen to
@@ -162,7 +162,7 @@ def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
 
 
 def key_of(item: Item | None) -> str:
-    """Return its idempotency key, which nobody else but jobs of this run has; "" = none."""
+    """Return its idempotency key, which only jobs of this run have; "" = none."""
     return str(item.options.get("idempotency_key", "")) if item else ""
 
 

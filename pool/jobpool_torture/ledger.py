@@ -1,17 +1,17 @@
-"""The ledger: what handlers, producers and pools did, one JSON object a line, in one file for all of them.
+"""The ledger: the acts of handlers, producers and pools, one JSON object a line, in one file for all of them.
 
 Every line, and every batch of lines, is one `write` to a descriptor that was opened with O_APPEND. So lines of many
 processes never mix, a killed process leaves whole lines, and the file's order is the order of the writes.
 
 Events:
 
-* Handlers write `start`; `end` (about to return); `fail` (about to raise); `effect`; `left` (a process that it leaves
-  behind); `follow` (a follow-up: its id in `tag`); `spoilt` (about to spoil its process, in the way `tag`).
+* Handlers write `start`, `end` (about to return), `fail` (about to raise), `effect`, and `left` (they leave a process).
+  They also write `follow` (a follow-up: its id in `tag`), and `spoilt` (about to spoil its process, in the way `tag`).
   The callback of a batch writes `told` (its counts in `tag`).
 * The producer writes `try` (before an enqueue) and `enq` (it was answered). `enq` of the callback of a batch says that
   the batch was closed. It writes `cancel` when a cancel has its answer.
-* The witness (witness.py) writes what the broker answered to a pool: `fetched`; `asked` (before a settle call) and then
-  `settled` or `unknown` (it raised: nobody knows); `lost` (a lease that was not renewed, or broke); `reaped`.
+* The witness (witness.py) writes the broker's answers to a pool: `fetched`, `lost` (a lease that was not renewed, or
+  broke), `reaped`. For a settle call: `asked` before it, then `settled`, or `unknown` if it raised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LASTS = "TORTURE_LASTS"  # the environment variable that says for how many secon
 
 
 class LedgerBroken(JobpoolError):
-    """A line of the file is none: nobody can count by it."""
+    """A line of the file is not an event, so the jobs cannot be counted."""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

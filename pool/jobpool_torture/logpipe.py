@@ -67,7 +67,7 @@ class LogPipe:
                 os.write(self._file, data.replace(FILLING, b""))
 
     def close(self) -> None:
-        """Copy the rest, and end. To be called once, when nobody writes any more."""
+        """Copy the rest, and end. To be called once, after the last write."""
         self._is_over = True
         self._reads.set()
         self._thread.join()

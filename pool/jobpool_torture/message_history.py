@@ -23,7 +23,7 @@ CALL_REMEMBERED_S = 50.0  # time for which a broker surely knows a call again; l
 Step = tuple[int, int]  # attempts and crashes that a delivery adds
 
 DOUBTFUL = Capabilities(keeps_records=False)
-"""A call that was not answered may have been carried out, whatever later ones were answered."""
+"""An unanswered call may have been carried out, even if the answers to later ones deny it."""
 
 CRASHED: Step = (0, 1)
 STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED}
@@ -49,7 +49,7 @@ class Known:
         return self.accepted.verb if self.accepted else ""
 
     def may_be(self, verb: str) -> bool:
-        """Return whether it was settled so, as far as anybody knows."""
+        """Return whether it was settled so, as far as is known."""
         return self.verb == verb or any(line.verb == verb for line in self.unknown)
 
 

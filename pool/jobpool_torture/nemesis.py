@@ -24,7 +24,7 @@ from jobpool_torture.schedule import KINDS, Fault
 from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
 
 MAX_STOP_PASSES = 5
-"""Looks at a pool that is to be stopped whole: what it forks between two of them is found by the next."""
+"""Looks at a pool that is to be stopped whole: each finds the processes forked since the one before."""
 
 HEAL_PAUSE_S = 0.02
 HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0
@@ -92,7 +92,7 @@ class Nemesis:
         self.freezes: Sequence[tuple[str, float, float]] = self._stalls.moments
         """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still for good."""
         self.stalled: Sequence[str] = self._stalls.found
-        """Pools that were held up by what must not hold up a pool: a sentence for each time."""
+        """Pools held up by things that must not hold up a pool: a sentence for each time."""
         fleet.excuse = self._excuse
 
     def kinds(self) -> list[str]:
@@ -151,7 +151,7 @@ class Nemesis:
         return Blow(f"the next plain job is to spoil its process: {way}")
 
     def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Blow:
-        """Stop it, and kill a child of its: its pool sees that nobody collects the child."""
+        """Stop it, and kill a child of its: its pool sees that the child is not collected."""
         _there(pool)
         servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
         pid = _pick(servers, fault.pick, "no fork server that has children and goes on")
@@ -247,7 +247,7 @@ class Nemesis:
         return Blow(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
 
     def due(self, now: float | None = None) -> list[str]:
-        """Undo what is over, collect what has ended, start what is to run again; return a sentence for each.
+        """Undo expired faults, collect ended programs, start those due again; return a sentence for each.
 
         Call it every some 0.1 s. Blocks for milliseconds. Raises OSError: no process can be started any more.
         """

@@ -116,7 +116,7 @@ def _service_bus(url: str) -> Route | str:
 
 
 class NetworkFailed(JobpoolError):
-    """The process of a proxy has ended, or does not answer: what it carried is cut off."""
+    """The process of a proxy has ended, or does not answer: its connections are cut off."""
 
 
 class Proxy:
@@ -156,7 +156,7 @@ class Proxy:
     def black_hole(self, *directions: Direction, keep: bool = True) -> None:
         """Let nothing through in these directions, both if none is named, and close nothing. New connections hang.
 
-        With `keep`, what is sent meanwhile arrives after `restore`, as TCP sends it again. Else it is lost, and the
+        With `keep`, bytes sent meanwhile arrive after `restore`, as TCP sends them again. Else it is lost, and the
         connections that have lost something are half-open: they never work again, and neither side is told. A second
         hole adds its directions; where one keeps and the other loses, it is lost.
         """
@@ -205,7 +205,7 @@ class Proxy:
 
     def close(self) -> None:
         """End it, and every connection through it. Safe to call twice, and when its process has died."""
-        with suppress(OSError):  # unsent bytes are flushed again, to nobody
+        with suppress(OSError):  # unsent bytes are flushed again, without a reader
             self._orders.close()
         self._socket.close()
         try:
@@ -263,7 +263,7 @@ class NetworkState:
         return bool(self._active) or self._cleared_at >= moment
 
     def begin(self, fault: Fault) -> str:
-        """Put it in force; what it does."""
+        """Put it in force; return its effect, in words."""
         told = self._put_in_force(fault)
         if fault.kind != "net.cut":
             self._active[fault.number] = fault

@@ -107,7 +107,7 @@ class Link:
         self.down = Flow("down", server, client)
         self.gone = False  # half-open: all that either side says is lost, and neither hears that the other has closed
         self.dropping = False  # the reply to this request is to be lost
-        self.answered = True  # the server has spoken: what the client says next is a new request
+        self.answered = True  # the server has spoken: the client's next bytes are a new request
         self.drained_at = 0.0  # when the server's side is closed, unless it goes on speaking; 0 = not at all
 
 
@@ -380,7 +380,7 @@ def _connects(filler: socket.socket) -> bool:
 
 
 def main(control: int, host: str, port: int) -> None:
-    """Serve until who started it closes its end of the control socket."""
+    """Serve until its starter closes its end of the control socket."""
     carrier = Carrier((host, port))
     ended = []
     with socket.socket(fileno=control) as owner, owner.makefile("rw") as orders:

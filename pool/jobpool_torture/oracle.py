@@ -121,7 +121,7 @@ def rerun(case: Case) -> Iterator[str]:
 
 
 def _too_soon(history: History) -> Iterator[str]:
-    """Report a lease that nobody settled and that ended early: it lasts, whatever became of its pool."""
+    """Report a lease that ended early without a settlement: it must last, even if its pool has died."""
     for held, later in pairwise(delivery for delivery in history.deliveries if delivery.fetched):
         lease, came = held.fetched[0], min(line.at for line in later.fetched)
         left = lease.since + lease.holds - CLOCK_TOLERANCE_S - came
@@ -215,7 +215,7 @@ VIOLATIONS: dict[str, Rule] = {
 }
 """The counts that must be 0, and how each is found."""
 
-MULTIPLE: dict[str, Rule] = {"DUP": duplicate, "OVERLAP": overlap}  # what may be, where leases were lost
+MULTIPLE: dict[str, Rule] = {"DUP": duplicate, "OVERLAP": overlap}  # counts that may be above 0, where leases were lost
 RULES = VIOLATIONS | MULTIPLE
 
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOCKET = "socket"  # of any family but the next: connections to servers
-UNIX_SOCKET = "unix socket"  # of the Unix family: what a master has to its children and fork servers
+UNIX_SOCKET = "unix socket"  # of the Unix family: a master's sockets to its children and fork servers
 FORK_SERVER = "fork server"  # words in the command line of a pool's fork server
 KEEPER_PROGRAM = Path(__file__).with_name("stops_process.py")
 LET_GO_LIMIT_S = 10.0
-"""Time for what was let go to end by itself, once the process that had stopped it is gone."""
+"""Time for continued processes to end by themselves, once the process that had stopped them is gone."""
 
 TELL_LIMIT_S = 5.0  # time for the keeper to take what it is told
 

@@ -88,7 +88,7 @@ class Result:
     excused: int = 0  # jobs whose counters were not judged, for the broker may have left a copy
     late: list[float] = field(default_factory=list)  # seconds from a timeout to its verdict, in pools not held up
     dead: dict[str, int] = field(default_factory=dict)
-    tracked: dict[str, int] = field(default_factory=dict)  # what RESULT, CANCEL and BATCH were judged by → how many
+    tracked: dict[str, int] = field(default_factory=dict)  # grounds for RESULT, CANCEL and BATCH → how many
     descriptors: dict[str, dict[str, int]] = field(default_factory=dict)  # by pool and kind: how many more, or < 0
     struck: Counter[str] = field(default_factory=Counter)
     missed: int = 0

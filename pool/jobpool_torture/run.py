@@ -262,7 +262,7 @@ class Run:
         self.result.problems += [left] if left else []
 
     def _is_drained(self, backend: QueueBackend) -> bool:
-        """Wait until everything is done; False: what is left will not be, or a person does not wait for it."""
+        """Wait until everything is done; False: the jobs left make no progress, or a person has ended the wait."""
         begun = time.monotonic()
         patience = DrainStall(max(STALL_LIMIT_S, 6 * self.options.ttl), begun)
         calm = 0
@@ -305,7 +305,7 @@ def _last_line(log: str) -> str:
 
 
 class Phases:
-    """The phases of one run, in one thread; what `tell` is told of now and then."""
+    """The phases of one run, in one thread; `tell` is called with them now and then."""
 
     def __init__(self, nemesis: Nemesis, ledger: Ledger, result: Result, tell: Callable[[Phases], None]) -> None:
         self._nemesis = nemesis

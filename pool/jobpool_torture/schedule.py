@@ -3,8 +3,8 @@
 The same seed with the same parameters gives the same list, on every machine and version of Python. It is made with
 `random.Random(seed).random()` alone, whose sequence is promised not to change. A longer run begins as a shorter one.
 
-A fault names no process: at that time nobody knows which there will be. It has a number, `pick`, that chooses among
-what is there when it strikes.
+A fault names no process, since it is planned before any of them exists. It has a number, `pick`, that chooses among
+the processes there when it strikes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     """One fault.
 
     Attributes:
-        amount: `net.delay`: seconds; `net.drop`: share of the replies, 0 to 1; `clock.jump`: seconds, < 0 is back.
+        amount: `net.delay`: seconds. `net.drop`: share of the replies, 0 to 1. `clock.jump`: seconds, < 0 is back.
     """
 
     number: Count  # from 0; kept when a schedule is shrunk, so that it names the same fault
@@ -166,14 +166,14 @@ class _File(Struct):
 
 
 def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
-    """Return the text of a schedule file: what a replay must know `about` the run (JSON), and a line for each fault."""
+    """Return the text of a schedule file: facts `about` the run, for a replay (JSON), and a line for each fault."""
     lines = ",\n".join(f"    {json.dumps(asdict(fault))}" for fault in faults)
     head = f'"version": {SCHEDULE_VERSION},\n  "about": {json.dumps(dict(about))}'
     return f'{{\n  {head},\n  "faults": [\n{lines}\n  ]\n}}\n'
 
 
 def load(text: str) -> tuple[list[Fault], About]:
-    """Return the faults in a schedule file, by time, and what it says `about` the run.
+    """Return the faults in a schedule file, by time, and its facts `about` the run.
 
     Raises `ValueError`: it is none; one sentence for the user.
     """

@@ -67,7 +67,7 @@ def withdraw(folder: Path, pool: str) -> bool:
 
 
 def take(folder: Path, pool: str) -> str:
-    """Return the order of that pool, which nobody else gets any more; "" = there is none."""
+    """Return the order of that pool, and remove it; "" = there is none."""
     with contextlib.suppress(OSError):
         way = (folder / pool).read_text()
         (folder / pool).unlink()

@@ -1,4 +1,4 @@
-"""Detectors of what stands still: a drain in which nothing becomes less, a fork server, a log that nobody reads.
+"""Detectors of standstill: of a drain in which nothing becomes less, a fork server, a log that is not read.
 
 A pool must replace a stopped fork server, and go on beside such a log. Effects of other faults are not judged.
 """
@@ -69,7 +69,7 @@ class Frozen:
 
 
 class PoolStalls:
-    """The watch over pools that are held up by what must not hold them. For one thread.
+    """The watch over pools that are held up by things that must not hold them. For one thread.
 
     `is_held` tells if another fault holds that pool up.
     """
@@ -97,7 +97,7 @@ class PoolStalls:
         return any(frozen.pid == pid for frozen in self._frozen)
 
     def look(self, pools: list[Pool], *, give_up: bool = False) -> list[str]:
-        """Note who has been replaced, and who should have been; `give_up`: let all go. A sentence for each."""
+        """Note fork servers that were, or should have been, replaced; `give_up`: let all go. A sentence for each."""
         now = time.monotonic()
         self._held_at |= {pool.number: now for pool in pools if self._is_held(pool)}
         told = []
@@ -124,7 +124,7 @@ class PoolStalls:
         return "not ended by its pool, and let go"
 
     def judge_log(self, pool: Pool, seconds: float) -> None:
-        """Look whether that pool's master has gone on while nobody read its log, for so long."""
+        """Look whether that pool's master has gone on while its log was not read, for so long."""
         header = pool.header()
         now = time.monotonic()
         calm = now - self._held_at.get(pool.number, 0.0)

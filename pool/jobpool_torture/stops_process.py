@@ -44,7 +44,7 @@ def send(pidfds: list[int], number: signal.Signals) -> None:
 
 
 def main(control: int, patience: float) -> None:
-    """Serve until who started it is gone, and some seconds more at most."""
+    """Serve until its starter is gone, and some seconds more at most."""
     with socket.socket(fileno=control) as owner:
         held = keep(owner)
     send(held, signal.SIGCONT)

@@ -1,6 +1,6 @@
-"""Judgements of what a producer asks for: results of jobs, cancels and batches. Pure.
+"""Judgements of a producer's requests: results of jobs, cancels and batches. Pure.
 
-Each returns ids → why. A settlement that nobody answered excuses either outcome.
+Each returns ids → why. An unanswered settlement excuses either outcome.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _batch(ident: str, item: Item, histories: Mapping[str, History], messages: M
 def _members(
     given: Collection[str], histories: Mapping[str, History], messages: Mapping[str, Message]
 ) -> tuple[set[str], set[str]]:
-    """Return the ids of all members, and the same with those whose enqueue nobody knows of."""
+    """Return the ids of all members, and the same with those whose enqueue is unknown."""
     known, possible = set(given), set(given)
     for history in [histories[ident] for ident in given if ident in histories]:
         for line in history.wrote("follow"):

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from jobpool.broker import parts
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.parts import Settlements
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, WriteRefused
@@ -56,7 +56,7 @@ class Witness:
             self._write([self._of_lease("fetched", one, since=since, holds=held, tag=queue) for one, held in pairs])
         return leases
 
-    def settle_many(self, settlements: Settlements, call_id: str | None = None) -> list[Settled]:
+    def settle_many(self, settlements: parts.Settlements, call_id: str | None = None) -> list[Settled]:
         verbs = [type(settlement).__name__.lower() for _, settlement in settlements]
         since = self._clock.mono()
         self._write_call("asked", settlements, [""] * len(verbs), since)
@@ -108,11 +108,11 @@ class Witness:
         told = {"attempt": lease.attempts + 1, "crashes": lease.crashes, "owner": lease.owner_token}
         return self._line(event, lease.id, fence=lease.deliveries, **told, **more)
 
-    def _write_call(self, event: str, settlements: Settlements, answers: Sequence[str], since: float) -> None:
+    def _write_call(self, event: str, settlements: parts.Settlements, answers: Sequence[str], since: float) -> None:
         asked = zip(settlements, answers, strict=True)
         self._write([self._of_call(event, lease, what, answer, since) for (lease, what), answer in asked])
 
-    def _write_failed(self, settlements: Settlements, error: Exception, since: float) -> None:
+    def _write_failed(self, settlements: parts.Settlements, error: Exception, since: float) -> None:
         """Note what a call that failed has settled all the same, and that the rest is not known."""
         answers = (isinstance(error, WriteRefused) and error.answers) or [None] * len(settlements)
         for asked, answer in zip(settlements, answers, strict=True):

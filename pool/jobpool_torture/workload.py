@@ -1,6 +1,6 @@
 """The workload of a run: a mix of jobs that behave, fail, crash, hang and leave things behind; and their producer.
 
-The same seed and the same parameters give the same jobs, whatever happens to them. Each job has a number, and draws
+The same seed and the same parameters give the same jobs, in spite of all faults. Each job has a number, and draws
 from a random generator of its own: so it is the same job in a longer run. On a broker that can do less, only the
 impossible kinds are missing.
 
@@ -46,7 +46,7 @@ KEY_SPAN_JOBS = 300
 KEYED = ("idempotency_key", "name")  # options that are names shared by jobs of one run, and by no others on the broker
 RESULT_TTL_S = 3 * 3600.0  # seconds for which the results of jobs are kept that have one
 MAX_BATCH_JOBS = 50  # jobs in one call, at most, where one call is all or none and may be repeated
-RETRY_PAUSE_S = 0.2  # also between two looks at what became of a cancel
+RETRY_PAUSE_S = 0.2  # also between two looks at the fate of a cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Kind:
     needs: tuple[str, ...] = ()
 
     def draw(self, rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-        """Return what `make` says of a job, and its handler."""
+        """Return the fields that `make` gives a job, and its handler."""
         return {"handler": self.handler, **self.make(rng, number, ttl)}
 
 
@@ -159,7 +159,7 @@ _work = _seconds(0.05)
 
 
 def _keyed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    """Draw a keyed job. One in three crashes in its first run: if its key was done by then, nobody would ever do it."""
+    """Draw a keyed job. One in three crashes in its first run: if its key was done by then, it would never be done."""
     job = KINDS["crash" if rng.random() < 1 / 3 else "work"].draw(rng, number, ttl)
     return {**job, "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"}
 
@@ -318,7 +318,7 @@ class Producer:
             self.error = error
 
     def _send(self, due: list[Item]) -> int:
-        """Enqueue what fits in one call, until it is answered; how many those are. Refused, what is big is halved."""
+        """Enqueue those that fit in one call, until it is answered; return how many. If refused, halve the big ones."""
         tried = 0
         while time.monotonic() < self._give_up:
             tried += 1
@@ -369,7 +369,7 @@ class Producer:
         return 1
 
     def _cancel(self, now: float) -> None:
-        """Cancel what is due, or look again what became of it. Blocks for a few round trips each."""
+        """Cancel jobs that are due, or look again at their fate. Blocks for a few round trips each."""
         due = [ident for ident, at in self._cancels.items() if at <= now]
         answers: dict[str, control.Cancel] = {}
         with suppress(BackendUnavailable):

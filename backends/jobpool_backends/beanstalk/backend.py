@@ -103,7 +103,7 @@ class BeanstalkBackend(QueueBackend):
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
-        self._connections.check_usable()  # what a parent process prefetched is the parent's
+        self._connections.check_usable()  # a parent process's prefetched jobs are the parent's
         helds = self._prefetched.take(lambda held: held.lease.queue == queue, limit)
         now = self.clock.boot()
         old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]

@@ -204,7 +204,7 @@ class Connection:
                 self._socket.setsockopt(*option)
             self._socket.settimeout(address.timeout)
             self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=65536))
-        except BaseException:  # also an interrupt: nobody else could close it
+        except BaseException:  # also an interrupt: only this code can close it
             self._socket.close()
             raise
         self._used = "default"

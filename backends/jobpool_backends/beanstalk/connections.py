@@ -123,7 +123,7 @@ class Connections:
         return self._max_job_size
 
     def close(self) -> None:
-        """Close all connections; who waits on one comes back. The server gives their leases to others. Safe twice."""
+        """Close all connections, which ends waits on them. The server gives their leases to others. Safe twice."""
         self.closed = True
         for connection in self._all():
             connection.interrupt()

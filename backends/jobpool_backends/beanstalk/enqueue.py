@@ -75,7 +75,7 @@ def new_copies(connections: Connections, messages: Sequence[NewMessage], since: 
     address = connections.address
     largest = connections.max_job_size()
     if any(len(message.body) + HEADER_ROOM > largest for message in messages):
-        largest = connections.max_job_size(anew=True)  # somebody may have raised -z meanwhile
+        largest = connections.max_job_size(anew=True)  # an operator may have raised -z meanwhile
     now = connections.clock.wall()
     copies = []
     for message in messages:

@@ -94,7 +94,7 @@ class Fetcher:
         if number != job.id:
             before = self._clock.boot()
             copy, told = connection.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
-            if not isinstance(copy, greenstalk.Job) or not isinstance(told, bytes):  # somebody else has it
+            if not isinstance(copy, greenstalk.Job) or not isinstance(told, bytes):  # another client has it
                 return None
             counters = read_counters(told)
         owner, ends, deliveries = f"{word}{number:016x}", before + counters.ttr, record.deliveries + counters.reserves

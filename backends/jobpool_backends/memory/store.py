@@ -36,9 +36,9 @@ class Store:
         self.queues: dict[str, Queue] = defaultdict(Queue)
         self.places = Places(turn)
         self.ended: Expiring[bool] = Expiring()
-        self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: who is live or dead
+        self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: live and dead messages
         self.results: Expiring[bytes] = Expiring()  # by id
-        self.acked: Expiring[str] = Expiring()  # the same: the id of who was acked
+        self.acked: Expiring[str] = Expiring()  # the same: the id of the acked message
         self.batches = MemoryBatches(turn, self.entries, partial(self.add, brought=True))
         turn.at_end = self.batches.finish
 
@@ -80,7 +80,7 @@ class Store:
         return new.id in self.by_id or (new.given and self.ended.get(new.id, self._turn.now) is not None)
 
     def insert(self, new: NewMessage) -> None:
-        """Add this one, whatever is known."""
+        """Add this one without a look at known ids."""
         now = self._turn.now
         available = max(now, micros(new.due)) if new.due is not None else now
         seq = next(self._sequence)

@@ -204,7 +204,7 @@ class Database(IdleConnections[Connection]):
             self.give_back(connection)
 
     def give_back(self, connection: Connection) -> None:
-        """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""
+        """Keep it for the next call, if it is at rest. Close it if it was interrupted or timed out."""
         if connection.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.close()
             return

@@ -41,7 +41,7 @@ class Enqueuer:
         self._database = database
 
     def add(self, messages: Sequence[NewMessage]) -> Existing | None:
-        """Add those whose id or unique key is not known yet, in their order, all or none; what is known instead."""
+        """Add those whose id or unique key is not known yet, in their order, all or none; return the keys' holders."""
         if not all(map(is_plain, messages)):
             if len(list(in_pieces(messages))) == 1:
                 return dict(self._database.run(_BRING, all_columns(messages)))

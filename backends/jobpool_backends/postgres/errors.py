@@ -16,10 +16,10 @@ from jobpool_backends.postgres.connection import Address, AnswerTimeout
 from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN, not_open
 
 HIDDEN_POOLER = frozenset({"26000", "42P05"})
-"""A prepared statement is not there, or is there already: somebody lends sessions, and did not show it."""
+"""A prepared statement is not there, or is there already: a pooler lends sessions, and did not show it."""
 
 _STALE = HIDDEN_POOLER | {
-    "57P01",  # the server was told to stop, or somebody ended this session
+    "57P01",  # the server was told to stop, or an operator ended this session
     "57P02",  # another session crashed
     "57P05",  # idle for longer than the server allows
     "25P03",  # the same, within a transaction

@@ -1,4 +1,4 @@
-"""The key store: what leases hold, what rates count; records and logs. One function of the schema a step."""
+"""The key store: places that leases hold, starts that rates count, records, logs. One function of the schema a step."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ SELECT last_error, cause, batch FROM {schema}.messages WHERE queue = %(queue)s A
 _ANSWERS = SETTLED | {"a": Settled.ALREADY}
 
 _EVICT_BATCH_MESSAGES = 1000
-_MAX_EVICTIONS = 5  # statements for one queue after one call; the next goes on: somebody has set a cap on a long list
+_MAX_EVICTIONS = 5  # statements for one queue after one call; the next goes on: a cap was set on a long list
 
 
 class _Term(NamedTuple):
@@ -116,7 +116,7 @@ class Leases:
         ]
 
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        """Return the answers. `brought`: what each settlement adds to queues, by its place."""
+        """Return the answers. `brought`: the messages that each settlement adds, by its place."""
         acks, rest = _sort_out(settlements)
         kept = _kept(settlements, acks + rest)
         sql, asked = (

@@ -6,9 +6,9 @@ after a release, append a migration. It alters the tables, drops functions whose
 all functions in place of the migration before.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
-Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. A message in its first lease has 0, and a holder. So that the
-indexes of jobs do not grow with them, posted messages have their own: 4 free and never claimed, 5 delayed, 6 claimed,
-7 free again. A dead one is 3; its handler is ''.
+Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. A message in its first lease has 0, and a holder. Posted
+messages have numbers of their own, so that the indexes of jobs do not grow with them. These are 4 free and never
+claimed, 5 delayed, 6 claimed, 7 free again. A dead one is 3; its handler is ''.
 
 `messages`: one row a message.
 

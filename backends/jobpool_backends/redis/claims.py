@@ -6,8 +6,8 @@ own, so no fetch ever meets one. Claimed messages stand in none of the sets that
 message's record names the claim that holds it. So the cost of a claim does not grow with their number. Its renewal
 writes one field, and the lives that it prolongs.
 
-A claim ends at its end, because every script compares. The next script that sweeps the queue frees its messages, before
-its own work: a claim, a `pop`, a post, a list, a count or a reap.
+A claim ends at its end, because every script compares. The next script that sweeps the queue frees its messages before
+its own work. Such scripts are a claim, a `pop`, a post, a list, a count or a reap.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class ClusterLink(Link):
         raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
 
     def _watched(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Do `work`; if a node fails, who holds what may be different now."""
+        """Do `work`. If a node fails, forget the slots' owners, which may have changed."""
         try:
             return work(*args)
         except BackendUnavailable:

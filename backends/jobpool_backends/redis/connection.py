@@ -177,8 +177,8 @@ class Sentinels:
     """The way to the master of one service: `place`, wherever it is.
 
     Each new connection asks the sentinels anew, and the server is asked if it agrees. A master that was demoted closes
-    its connections or answers READONLY; the link then throws all of them away, so the next call comes here. Nobody
-    listens for announcements: an answer costs a millisecond when a connection breaks, and nothing otherwise.
+    its connections or answers READONLY; the link then throws all of them away, so the next call comes here. It does
+    not listen for announcements: an answer costs a millisecond when a connection breaks, and nothing otherwise.
     """
 
     def __init__(self, seeds: Sequence[Endpoint], node: Endpoint, service: str) -> None:

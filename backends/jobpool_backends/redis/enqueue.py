@@ -21,7 +21,7 @@ from jobpool_backends.redis.records import PRIORITIES, due_word, places_by, read
 MAX_MESSAGES_PER_CALL = 100_000  # one script adds them, and the server does nothing else meanwhile: 10 µs for each
 ENTRIES_PER_SCRIPT = 100
 _BYTES_PER_SCRIPT = 4 * 2**20
-_LIST_INTERVAL_S = 60.0  # after which a cluster is told a queue's name again: somebody may have flushed it
+_LIST_INTERVAL_S = 60.0  # after which a cluster is told a queue's name again: it may have been flushed
 
 
 class Enqueuer:

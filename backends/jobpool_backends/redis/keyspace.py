@@ -2,7 +2,7 @@
 
 A message is known by its *member*: 19 digits, its priority (3) and its sequence (16), such as `0051763719200123456`.
 The sequence is the microsecond of its enqueue, or one more than the last, so it is never used twice. Members of equal
-score are ordered by their bytes, so a sorted set of score 0 is in the order (priority, sequence): the order of a queue.
+score are ordered by their bytes. So a sorted set of score 0 is in the order (priority, sequence), that of a queue.
 
 Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster. From `posts` on they are
 those of claims and posted messages. A posted message stands in `record` and `body` like a job, and a dead one in `dead`
@@ -16,8 +16,8 @@ and `buried`, but in no other set before. From `done` on they are those of the k
 | `leased` | sorted set | members that a pool holds; score: the deadline, Unix time in µs |
 | `dead` | sorted set | members of the dead letters; score: when they died, Unix time in µs |
 | `buried` | sorted set | the same members, score 0: for lists in enqueue order |
-| `record` | hash | by member: what changes, and the small rest; see below |
-| `body` | hash | by member: the wire bytes, exactly as they were signed, or what was posted |
+| `record` | hash | by member: all fields but the body and the notes; see below |
+| `body` | hash | by member: the wire bytes, exactly as they were signed, or as posted |
 | `notes` | hash | by member, of those that failed: JSON with `error`, `reason`, `cause`, `forfeited`, `crashed` (µs) |
 | `bell` | list | one element at most; there when something may be ready: waiters block on it |
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
@@ -41,9 +41,9 @@ and `buried`, but in no other set before. From `done` on they are those of the k
 | `unique:…` | string | the id of the message that has a unique key, and until when; expires after that one's end |
 | `keyed` | hash | by member, of live and dead messages that have one: their unique key |
 | `batched` | hash | by member, of live messages that are members of batches: the id, a space, its batch |
-| `awaited` | string | there while somebody waits for the end of a job; expires by itself, as the next two do |
-| `await:…` | set | tokens of those who wait for the end of the job with this id |
-| `told:…` | list | ids of jobs that have ended, for the waiter with this token, who blocks on it |
+| `awaited` | string | there while a job's end is waited for; expires by itself, as the next two do |
+| `await:…` | set | tokens of the waiters for the end of the job with this id |
+| `told:…` | list | ids of jobs that have ended, for the waiter with this token, which blocks on it |
 
 Keys of a space, `jobpool:{history}:…`:
 
@@ -71,7 +71,7 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 
 A record is `deliveries attempts crashes available enqueued gID HANDLER`. First come three counters. Then come Unix
 times in µs, with `-` for a message that was available from its enqueue on. A `+` before the time means that it does not
-expire any more: a run of it was begun, or it was raised from the dead letters. `g` stands before an id that its
+expire any more. Then a run of it was begun, or it was raised from the dead letters. `g` stands before an id that its
 producer gave, `m` before a minted one; with a unique key these are `w` and `u`. A posted message has no handler, and
 `q` or `p` for `g` or `m`. While the message is leased, `HOLDER TTL ` stands before it. That is the first half of the
 owner token (the second is the sequence), and the length of the lease in µs, 14 digits. The record of a message that was
@@ -81,8 +81,8 @@ life ends, in µs, and the claim that holds it (`-` for none).
 There is one script for each verb, put together from the pieces in `lua/`. Plain acks and a single plain message, which
 are most calls, have shorter ones. The first KEYS (`lead`) belong to the call.
 Then come the keys of each queue, always the same names in the same order. A header turns them into names, so that the
-Lua says `q.ready` and never counts; what it says so is passed to it. Only the keys of `beside.lua` are not declared:
-they are in the slot of declared ones.
+Lua says `q.ready` and never counts; the keys that it names are passed to it. Only the keys of `beside.lua` are not
+declared: they are in the slot of declared ones.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from jobpool_backends.redis.records import (
 )
 from jobpool_backends.shared import MICRO, REPEATED, SETTLED, DeadCaps, delay_micros, micros, more_than, stand_in
 
-MAX_MESSAGES_PER_FETCH = 2000  # some 10 ms of the server's time, whatever was asked for
+MAX_MESSAGES_PER_FETCH = 2000  # at most, for some 10 ms of the server's time
 MAX_LEASES_PER_SCRIPT = 1000  # settlements or renewals, some 5 ms of the server's time; a larger batch is several
 MAX_REAPED_PER_CALL = 1000
 REAPED_PER_SCRIPT = 200
@@ -174,7 +174,7 @@ def _is_plain(lease: JobLease, settlement: Settlement) -> bool:
 class Batch:
     """The settlements of one script, queue by queue, as `settle.lua` takes them.
 
-    `reach`: work on the queues of what is added too; what goes to those that are not reached goes to the outbox.
+    `reach`: work on the queues of added messages too; those for queues not reached go to the outbox.
     """
 
     def __init__(self, settlements: Settlements, places: Sequence[int], brought: Brought, reach: bool = False) -> None:

@@ -146,7 +146,7 @@ def tail_of(message: NewMessage) -> str | bytes:
 
 
 def encode_text(text: str) -> bytes:
-    """Return a text that a person reads, as UTF-8; what UTF-8 cannot carry is written out."""
+    """Return a text that a person reads, as UTF-8; characters that UTF-8 cannot carry are escaped."""
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
 SHORT_LOCK_S = 10.0  # below, a renewal that fails once may come too late
-FEW_DELIVERIES = 100  # below, what is released or crashes for other reasons than its own can become a dead letter
+FEW_DELIVERIES = 100  # below, messages released or crashed for reasons not their own can become dead letters
 FOREVER_S = 10 * 365 * 86400.0  # the service says some ten million days for "never"
 SETTINGS_TIMEOUT_S = 5.0
 

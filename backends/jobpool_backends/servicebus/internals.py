@@ -27,8 +27,8 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from msgspec import Struct
 
 ROUND_TRIP_LIMIT_S = 5.0  # time for the broker to answer; beyond it the handler is in doubt
-READ_SLICE_S = 0.1  # time of one read before a look whether somebody else has read what is waited for
-WAIT_READ_S = 1.0  # time of one read of a wait: what comes in it is taken to have been locked at its start
+READ_SLICE_S = 0.1  # time of one read before a look whether another has read the awaited frame
+WAIT_READ_S = 1.0  # time of one read of a wait: its messages count as locked at its start
 LATE_ECHO_LIMIT_S = 0.25  # time for the broker to say that credit is used up that its messages have used up
 MAX_DISPOSITIONS = 10_000
 
@@ -37,7 +37,7 @@ log = logging.getLogger("jobpool.servicebus")
 Handler = ServiceBusSender | ServiceBusReceiver
 Messages = Sequence[ServiceBusReceivedMessage]
 
-Answer = BaseException | None  # None: it is so. One of `errors.LOST`: the lock was gone. A TimeoutError: nobody knows.
+Answer = BaseException | None  # None: it is so. One of `errors.LOST`: the lock was gone. A TimeoutError: unknown.
 
 
 _OUTCOMES: dict[str, Any] = {

@@ -33,11 +33,11 @@ from jobpool_backends.servicebus.queue_client import GIVE_BACK_LIMIT_S, Delivery
 from jobpool_backends.servicebus.records import Record, read
 from jobpool_backends.shared import MICRO
 
-MAX_FETCH_MESSAGES = 2000  # whatever was asked for: a session has room for some 5,000 that are not settled
+MAX_FETCH_MESSAGES = 2000  # at most: a session has room for some 5,000 that are not settled
 RECEIVER_CHECK_S = 10.0  # after which a receiver that waits is asked for an answer: one that is deaf is found out then
 MISSING_KEPT_S = 5.0  # seconds for which a queue that was not there is not looked for
 EXPIRED_KEPT_S = 60.0  # time for which a lease that ran out is known as one that did
-CLOCK_TOLERANCE_S = 1.0  # difference of clocks below which nobody is warned
+CLOCK_TOLERANCE_S = 1.0  # difference of clocks below which there is no warning
 WARNING_PAUSE_S = 600.0
 
 
@@ -222,7 +222,7 @@ class Waiter:
         return self._namespace.call(self._wait_any(clients, time.monotonic() + limit), limit + spare)
 
     def close(self) -> None:
-        """End the waits of others; what came for them and was never fetched goes back to its queue. No more waits."""
+        """End the waits of others, and give back messages that came for them and were never fetched. No more waits."""
         self._closed = True
         waited, self._waited = self._waited, set()
         if waited:
@@ -249,7 +249,7 @@ class Waiter:
             for task, client in tasks.items():
                 if not task.done():
                     client.stop_waiting()
-                    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not awaited
 
     async def _first(self, tasks: dict[asyncio.Task[bool], QueueClient]) -> str | None:
         waiting = set(tasks)

@@ -117,7 +117,7 @@ class QueueReceiver:
         with self._wants():
             try:
                 await self.channel.run(lambda receiver: self._settle(receiver, orders), deadline)
-            except BaseException:  # also its cancelling at the deadline: what was answered before is told
+            except BaseException:  # also its cancelling at the deadline: earlier answers are returned
                 unanswered = [order for order in orders if order.is_open]
                 self.load += len(unanswered)
                 if len(unanswered) == len(orders):

@@ -46,7 +46,7 @@ Moment = Annotated[int, Meta(ge=0, le=253402300799 * 10**6)]  # whole microsecon
 
 
 class Record(Struct, frozen=True, omit_defaults=True, tag_field="jobpool", tag=1):
-    """One message, whatever carried it. The fields up to `begun` are written as its header."""
+    """One message, with or without its header on the wire. The fields up to `begun` are written as its header."""
 
     id: Annotated[str, Meta(pattern=rf"\A{IDENTIFIER.pattern}\Z")]
     enqueued_at: Moment = field(name="at")  # of the first enqueue
@@ -189,7 +189,7 @@ def _read_body(message: ServiceBusReceivedMessage) -> Record:
 
 
 def body_of(message: ServiceBusReceivedMessage) -> bytes:
-    """Return the bytes of a message; of one that holds something else than bytes, what it says of itself."""
+    """Return the bytes of a message; of one that holds something else than bytes, its text."""
     body: Any = message.body
     if isinstance(body, bytes):
         return body

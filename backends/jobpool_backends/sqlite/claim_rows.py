@@ -29,7 +29,7 @@ LIVING = living(":wall")
 _COLUMNS = "seq, id, {body}, handler, priority, enqueued_at, claims, ends_at, claim"
 COLUMNS = _COLUMNS.replace("{body}", BODY)
 LISTED = _COLUMNS.replace("{body}", "(SELECT body FROM bodies WHERE bodies.seq = messages.seq)")
-"""`COLUMNS`, whatever the size of a body."""
+"""`COLUMNS`, with bodies of any size."""
 
 _IN_CLAIM = f"messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim AND {LIVING}"
 _MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM}"
@@ -189,7 +189,7 @@ def clear(step: Step, queue: str, limit: int = CLEAR_LIMIT) -> None:
 
 
 def free(step: Step, queue: str, claims: Sequence[str]) -> list[int | None]:
-    """End these claims: what they hold goes to its old place. Return when the life of each message ends."""
+    """End these claims: their messages go to their old places. Return when the life of each message ends."""
     ids = json.dumps(claims)
     freed = step.execute(_FREE, (step.now.wall, queue, ids)).fetchall()
     step.execute(_DROP, (queue, ids))

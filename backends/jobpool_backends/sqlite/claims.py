@@ -1,7 +1,7 @@
-"""The claim store: taking what is free, holding it longer, deleting it.
+"""The claim store: taking free messages, holding them longer, deleting them.
 
 Free jobs and free posts have an index each, in the order of the queue. A claim walks along both at once, merges them,
-and stops when it has enough: what else is in the queue costs nothing.
+and stops when it has enough: the rest of the queue costs nothing.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Database(IdleConnections[sqlite3.Connection]):
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Yield a read transaction: one snapshot, whatever others commit meanwhile. Waits for nobody."""
+        """Yield a read transaction: one snapshot, in spite of others' commits. Never waits."""
         with self.session() as connection, self._transaction(connection, "BEGIN"):
             yield connection
 
@@ -193,7 +193,7 @@ class Database(IdleConnections[sqlite3.Connection]):
                 if not self.retry_locked(is_current, connection, self.path):
                     with self._transaction(connection, "BEGIN IMMEDIATE"):
                         migrate(connection, self.path)
-            except BaseException:  # also an interrupt: nobody else has this connection to close
+            except BaseException:  # also an interrupt: only this code can close it
                 connection.close()
                 raise
         except sqlite3.Error as error:

@@ -1,7 +1,7 @@
 """Kept results: looks at them, waits for ends of jobs, and the sweep of those that have ended.
 
-A settlement that ends jobs touches the file `-shm`, which is there while anybody has the database open. So only those
-who wait for a result wake, and not the pools that wait for jobs.
+A settlement that ends jobs touches the file `-shm`, which is there while any process has the database open. So only
+waiters for a result wake, and not the pools that wait for jobs.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ All times are whole microseconds: Unix time, but `deadline` is on CLOCK_BOOTTIME
 not write a megabyte. `seq` is the enqueue sequence, kept for life and never used twice.
 
 Each index serves one question. It is partial if only one state asks it, so that its cost does not grow with messages in
-other states: ready (fetch), due (promotion, next due time), held (reap), listed (lists, counts, oldest), unique (the
-holder of a unique key), dead (eviction). `queues` holds the counts, changed in the transaction that moves messages.
+other states. They are ready (fetch), due (promotion, next due time), held (reap), listed (lists, counts, oldest),
+unique (the holder of a unique key), dead (eviction). `queues` holds the counts, changed in the transaction of a move.
 
 The tables of version 2 are the key store's, and are empty where nobody asks for keys. Rows that end by themselves have
 a column `until`; a hold ends with the lease that it names.

@@ -5,7 +5,7 @@ waits for its turn, and the last of them commits for all. That is how threads th
 pool's fetch and settlement when they meet.
 
 A signal's handler may raise in any of this, such as Ctrl-C and the time limit of a job that enqueues. So each change of
-owner is one assignment, what ends a turn may be called again, and all locks are in C. One gap is left: an interrupt in
+owner is one assignment, the end of a turn may be called again, and all locks are in C. One gap is left: an interrupt in
 `contextlib` suspends a step, which is undone when the exception with its traceback is gone.
 """
 
@@ -69,7 +69,7 @@ class Transaction:
         return True
 
     def undo_step(self, error: BaseException) -> None:
-        """Undo what the running step has done; what others have done too, if SQLite leaves no choice."""
+        """Undo the running step; others' steps in this transaction too, if SQLite leaves no choice."""
         if self._has_savepoint:
             with suppress(*_FAILURES):
                 self.connection.execute("ROLLBACK TO step")
@@ -142,7 +142,7 @@ class Turns:
         """Yield a connection in a write transaction: committed when the block has ended, undone when it raises.
 
         Blocks for `timeout` seconds at most for the turn, and then as long as `Database.begin` and the
-        steps of others take. Raises `NoTurn`, what `Database` raises, and `sqlite3.Error`.
+        steps of others take. Raises `NoTurn`, the errors of `Database`, and `sqlite3.Error`.
         """
         turn = _Turn()
         try:

@@ -1,8 +1,8 @@
 """The optional part of a broker for messages that are checked out by hand: `QueueBackend.claims`.
 
 A *claim* holds up to 20 messages of one queue for a known time. A person, or a program other than a pool, works on
-them, deletes each one when it is done, renews the claim meanwhile, and releases the rest. Messages not deleted by its
-end are free again. No crash is charged, unlike at the end of a lease: a claim makes no promise to finish.
+them. It deletes each finished one, renews the claim meanwhile, and releases the rest. Messages not deleted by its end
+are free again. No crash is charged, unlike at the end of a lease: a claim makes no promise to finish.
 
 *Jobs* are wire envelopes, enqueued as ever: a pool runs them, and a claim may take them. *Posted* messages are any
 bytes; a pool never fetches one. A posted message may have a life: at its end it is gone for everybody.
@@ -15,7 +15,7 @@ bytes; a pool never fetches one. A posted message may have a life: at its end it
               └── claimed more than `max_claims` times ──► dead, reason `claim-limit`
 
 A claimed message is a leased one (`State.LEASED`) that names its claim. It is fenced like any lease: no pool can fetch
-it, and once its claim has ended, its holder cannot delete it without a new claim.
+it. Once its claim has ended, its holder cannot delete it without a new claim.
 
 Ends are exact: a claim or a life ends at its moment, for every caller. The clean-up follows with the next call of
 `claim`, `pop`, `list_free`, `stats` or `QueueBackend.reap`, up to 1,000 messages at a time. Until then
@@ -215,8 +215,8 @@ class ClaimStore:
     def delete_many(self, queue: str, idents: Sequence[str], claim_id: str | None = None) -> list[Deleted]:
         """Delete messages, up to 20; return an answer each, in order.
 
-        With a claim, which must live: a message that it holds is deleted, and one that is gone is `DONE` too, so a
-        repeat is fine. Every other is `FORBIDDEN`. Without a claim: a free or delayed message is deleted, one that is
+        With a claim, which must live: a message that it holds is deleted. One that is gone is `DONE` too, so a repeat
+        is fine. Every other is `FORBIDDEN`. Without a claim: a free or delayed message is deleted, one that is
         gone is `DONE`, and one that is leased or claimed is `FORBIDDEN`. A dead letter counts as gone, and is left
         alone. The unique key of a job deleted here is free at once, as if a person had deleted it.
 

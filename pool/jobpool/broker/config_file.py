@@ -145,7 +145,7 @@ def _config(path: Path, values: dict[str, Any]) -> ConfigFile:
 
 
 def sqlite_url(path: Path) -> str:
-    """Return the URL of a SQLite file, whatever its path holds: in a URL, '%' and '?' mean something else."""
+    """Return the URL of a SQLite file. Escape '%' and '?' in its path, which mean something else in a URL."""
     return SQLITE + str(path.absolute()).replace("%", "%25").replace("?", "%3F")
 
 

@@ -262,7 +262,7 @@ class _Cancels:
         """Do what can be done for it now; return the answer, or None: look again."""
         backend = self._backend
         message = backend.inspect(ident)
-        if message is None and not backend.capabilities.lists_live:  # nobody can tell whether it is there
+        if message is None and not backend.capabilities.lists_live:  # the broker cannot tell whether it is there
             if ident not in self.marked:
                 self._mark(ident, Mark(enqueued_by=round(backend.time.now(), 6)))  # as times of enqueues are rounded
             return None

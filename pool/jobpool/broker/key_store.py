@@ -53,8 +53,8 @@ class KeyStore:
         2. The key: done → `DONE`; held by another message's live lease → `HELD`. A key held by an earlier delivery of
            the *same* message is taken over.
         3. Each hold: `most` other messages hold the name, each by a live lease → `HELD`.
-        4. Each rate: `most` starts, of other leases, in the `window` seconds up to now → `LIMITED`, with the seconds
-           until the oldest of them leaves the window (> 0).
+        4. Each rate: `most` starts, of other leases, in the `window` seconds up to now → `LIMITED`. The answer
+           holds the seconds (> 0) until the oldest of them leaves the window.
 
         A repeated grant to the same lease counts nothing twice: a lost reply does no harm.
 

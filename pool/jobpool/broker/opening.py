@@ -158,7 +158,7 @@ def _redact_rest(rest: str) -> str:
     user, colon, _ = re.sub("%3a", ":", login, flags=re.IGNORECASE).partition(":")
     shown = user + (":***" if colon else "") + at
     hosts = place.partition("/")[0]
-    if not all(map(_HOST.fullmatch, hosts.split(","))):  # what follows a colon is a password, not a port
+    if not all(map(_HOST.fullmatch, hosts.split(","))):  # the text after a colon is a password, not a port
         return f"{shown}{hosts.partition(':')[0]}:***"
     return shown + place + asked + "".join(map(_redact_option, re.split("([&;])", query)))
 

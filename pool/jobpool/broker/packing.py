@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_CALLBACK_BYTES = MAX_BODY_BYTES // 2  # the ids of failed jobs have to go in too
 EDITS_IN_A_STEP = 250
-EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: nobody else is to wait for long meanwhile
+EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: other calls must not wait long for a step
 
 
 def pack(to: QueueBackend, definition: JobDefinition, ident: str) -> NewMessage:

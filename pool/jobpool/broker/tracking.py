@@ -118,7 +118,7 @@ def wait(
     """Return the states of jobs, in order, when all have ended, or `timeout` seconds are over; None = however long.
 
     `first`: when one of them has. A job that keeps no result is noticed half a second late at most: its ack wakes
-    nobody.
+    no waiter.
 
     Raises `Unsupported` for a job of which this broker cannot tell whether it has ended.
     """

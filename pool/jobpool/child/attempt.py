@@ -265,7 +265,7 @@ def run_attempt(
     is not stopped. One that returns late has timed out.
 
     `kill_grace`: seconds; a handler that swallows the alarm meets it again after half of them. The rest as in
-    `AttemptRunner`. Blocks until the handler is done, or as long as it resists `HardTimeout`: nobody kills it here.
+    `AttemptRunner`. Blocks until the handler is done, or as long as it resists `HardTimeout`: no master kills it here.
     """
     if threading.current_thread() is not threading.main_thread():
         return AttemptRunner(registry, SoftAlarm(), NoCapture(), output_cap).run(job, progress)

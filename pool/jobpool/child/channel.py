@@ -31,7 +31,7 @@ class ChannelProducer:
         self._owed = 0
 
     def enqueue(self, definition: JobDefinition, /) -> str:
-        """Enqueue one job now, whatever becomes of this attempt; return its id. See `enqueue_many`."""
+        """Enqueue one job now, even if this attempt fails later; return its id. See `enqueue_many`."""
         return self.enqueue_many([definition])[0]
 
     def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:

@@ -137,7 +137,7 @@ class Queue:
             after, limit = page[-1].cursor, max(1, min(PAGE, PAGE_BYTES // (average + 1)))
 
     def pop(self, n: int = 1) -> list[ClaimMessage]:
-        """Take up to `n` (1 to 20) free messages and delete them at once: what is not finished then is lost.
+        """Take up to `n` (1 to 20) free messages and delete them at once: those not finished then are lost.
 
         After `BackendUnavailable` they may be gone.
         """
@@ -249,7 +249,7 @@ class Claim:
     def renew(self, ttl: float | None = None, grace: float | None = None) -> None:
         """Hold what is still in it for `ttl` more seconds, 60 to 43,200 (None = as before); its age is 0 again.
 
-        Raises `ClaimNotFound`: it has ended; what is not deleted is free, or somebody else's.
+        Raises `ClaimNotFound`: it has ended; messages not deleted are free, or held by others.
         """
         asked = monotonic()
         chosen = self.ttl if ttl is None else ttl

@@ -263,7 +263,7 @@ class Jobs:
         return self.backend.queues()
 
     def pause(self, queue: str, reason: str = "", until: datetime | float | None = None) -> Pause:
-        """Keep all pools from fetching from a queue, within a second; what runs goes on. A second pause replaces it.
+        """Keep all pools from fetching from a queue, within a second; running jobs go on. A second pause replaces it.
 
         Args:
             queue: Its name; it may be empty, or not be there yet.

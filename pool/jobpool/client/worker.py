@@ -1,8 +1,8 @@
 """`QueueWorker`: one message at a time in the caller's own process, for tests, cron and small scripts.
 
-The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. A single process has limits: nobody kills a
-handler that hangs in C code, and one that crashes takes the caller with it. Its lease then expires, and the reaper of a
-pool, or `backend.reap_expired(queue)`, recovers the message.
+The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. A single process has limits: no master
+kills a handler that hangs in C code, and one that crashes takes the caller with it. Its lease then expires, and the
+reaper of a pool, or `backend.reap_expired(queue)`, recovers the message.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from jobpool.handlers.event_loop import awaited
 from jobpool.message.context import JobContext
 
 Bound = Callable[[JobContext], Any]
-F = TypeVar("F", bound=Callable[..., Any])  # what a decorator takes and returns
+F = TypeVar("F", bound=Callable[..., Any])  # the function that a decorator takes and returns
 
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _SETS = (set, frozenset)
@@ -56,7 +56,7 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") -> None:
-    """Refuse, where it is written, a function that no job could call. `kind`: what the text calls it.
+    """Refuse, where it is written, a function that no job could call. `kind`: the noun for it in the error.
 
     Raises `ConfigurationError`: a class, a generator, no context, or parameters that no name can fill.
     """
@@ -181,7 +181,7 @@ class Parameters:
         return given | kwargs
 
     def _check_names(self, fields: dict[str, Any]) -> None:
-        """Refuse an unknown field before its value is: what JSON cannot carry was often meant for something else."""
+        """Refuse an unknown field before its value: a value that JSON cannot carry was often not meant for it."""
         for name in fields:
             if name not in self._converters and (self._taken is None or name in self._taken):
                 raise Mismatch(f"{unknown(name, _IT_TAKES, self._converters)}{_NOT_FIELDS.get(name, '')}")

@@ -101,7 +101,7 @@ def is_suspect(error: BaseException) -> bool:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, what caused it, what it was raised in the handling of, and the members of groups; each once.
+    """Yield the error, its causes, the errors in whose handling it was raised, and the members of groups; each once.
 
     A context that was cut off with `raise … from None` is not followed.
     """
@@ -178,7 +178,7 @@ def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -
 
 
 def plain(value: object) -> Any:
-    """Return a returned value as JSON values alone, as `rendered` writes it; what JSON does not know as its text."""
+    """Return a returned value as JSON values alone, as `rendered` writes it; values unknown to JSON as their text."""
     try:
         return orjson.loads(orjson.dumps(value, _plain, _JSON_OPTIONS))
     except Exception:  # noqa: BLE001 - the value's own code runs here

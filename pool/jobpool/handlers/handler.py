@@ -36,7 +36,7 @@ CALLED_ELSEWHERE = {
     "enqueue_in": "define(…).delay(seconds).dispatch()",
     "enqueue_at": "define(…).scheduled_at(moment).dispatch()",
 }
-"""How tasks are enqueued in Celery, Dramatiq and RQ: what a handler has in its place."""
+"""The methods that enqueue tasks in Celery, Dramatiq and RQ → a handler's own."""
 
 OPTIONS_ELSEWHERE = {
     "autoretry_for": "max_retries (every exception is retried)",
@@ -50,7 +50,7 @@ OPTIONS_ELSEWHERE = {
     "soft_time_limit": "timeout",
     "time_limit": "timeout",
 }
-"""Options of tasks in Celery, Dramatiq and RQ: what takes their place."""
+"""Options of tasks in Celery, Dramatiq and RQ → their replacements."""
 
 
 class Handler(Generic[P, R]):

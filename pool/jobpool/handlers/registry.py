@@ -308,7 +308,7 @@ class HandlerRegistry:
         return self._handlers.get(name)
 
     def fits(self, name: str, parameter: str, value: Any) -> bool:
-        """Return whether a JSON value suits a parameter of a handler of the app's own; of any other, whatever it is."""
+        """Return whether a JSON value suits a parameter of a handler of the app's own. For any other, return True."""
         handler = self._handlers.get(name)
         return handler is None or handler.parameters.fits(parameter, value)
 

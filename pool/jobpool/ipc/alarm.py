@@ -62,7 +62,7 @@ class Alarm:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {signal.SIGALRM}
         self._handler = self._on_alarm  # one bound method: arming allocates nothing
         self.is_cancelled: Callable[[], bool] = bool  # asked by an alarm before its time; of the running attempt
-        self.cancelled = False  # True: what it has raised since `arm` is `Cancelled`
+        self.cancelled = False  # True: it has raised `Cancelled` since `arm`, not `HardTimeout`
         self.fired = False  # True: it has raised since `arm`, and the attempt has timed out, whatever it returns
         self.stack: StackSummary | None = None  # where it raised first, innermost frame last
         self.on_fire: Callable[[], object] | None = None  # called before each raise; never blocks or raises
@@ -88,7 +88,7 @@ class Alarm:
     def call(self, function: Callable[[A], R], argument: A) -> tuple[R | None, BaseException | None]:
         """Return what `function(argument)` returned, or what it raised, `HardTimeout` included. Raise nothing.
 
-        `function` must not be a builtin: that has no frame of its own, so the alarm would take it for this method and
+        `function` must not be a builtin, which has no frame of its own. The alarm would take it for this method and
         leave it alone. `_on_alarm` relies on this method running nothing but `function`.
         """
         try:

@@ -25,8 +25,8 @@ MAX_REAL = 1e12  # above these is rubbish: a child's page holds what a handler's
 class Field(NamedTuple):
     """A field of a part.
 
-    `kind` is "word" (unsigned 64 bits), "count" (the same, read as 0 above `MAX_COUNT`), "real" (float64) or "text" (a
-    length word, then `room` bytes of UTF-8). A real that is not between plus and minus `MAX_REAL` is read as 0.
+    `kind` is "word" (unsigned 64 bits), "count" (the same, read as 0 above `MAX_COUNT`), "real" (float64) or "text". A
+    text is a length word, then `room` bytes of UTF-8. A real not between plus and minus `MAX_REAL` is read as 0.
     """
 
     kind: str

@@ -78,8 +78,8 @@ class NamedPart(Generic[V]):
 class ChildPart:
     """The child's word on itself. Writers are called in the child, on its main thread; `progress` on any thread.
 
-    The sequences are this object's own numbers, and come out even again whatever a writer before has left: a kill or
-    the alarm's exception may have ended it in mid-write.
+    The sequences are this object's own numbers, so each write leaves them even. A kill or the alarm's exception may
+    have ended the writer before in mid-write, and left an odd one.
     """
 
     def __init__(self, memory: Memory, progress: Memory) -> None:

@@ -218,8 +218,8 @@ class ChildChannel:
     def drain_output(self) -> bool:
         """Throw the older half of a full output pipe away; return whether it was full.
 
-        A writer past Python's streams (C code, a subprocess) never waits for longer than until the next look, never
-        fails and never takes memory; the child reads what is left in the pipe when the attempt is over. Not a file that
+        A writer past Python's streams (C code, a subprocess) waits until the next look at most, never fails and never
+        takes memory. The child reads the rest of the pipe when the attempt is over. Not a file that
         cannot grow: there a subprocess would fail in the middle, and with it the job. Not a thread of the child: C code
         that prints and holds the interpreter's lock would wait for it forever.
         """

@@ -162,7 +162,7 @@ class ForkServerClient:
             except BlockingIOError:
                 break
             except (packets.PacketTooLarge, BadFrame) as error:
-                # The app has got at its descriptors: nobody can look after its children any more.
+                # The app has got at its descriptors: its children cannot be looked after any more.
                 self.broken = f"the fork server does not speak our language any more ({error}), and was killed"
                 self.closed = True
                 self.kill()

@@ -65,7 +65,7 @@ class ForkServer:
             self._end()
 
     def end_with_master(self) -> None:
-        """End at once if the master has; else do nothing. For a signal handler: whatever is interrupted hangs."""
+        """End at once if the master has; else do nothing. For a signal handler: the interrupted code may hang."""
         if os.getpid() == self._pid and os.getppid() != self._master:
             self._end()
             os._exit(0)
@@ -107,7 +107,7 @@ class ForkServer:
         try:
             with self._pages.mapped(frame.slot) as page:
                 pid, pidfd = self._fork(frame, fds, page)
-        except OSError as error:  # EAGAIN: too many processes; ENOMEM; EMFILE: no pidfd
+        except OSError as error:  # EAGAIN (too many processes), ENOMEM, EMFILE (no pidfd)
             self._outbox.send(SpawnFailed(frame.child, f"the child could not be forked: {error}").encode())
             return
         spawned = self._children[pidfd] = Spawned(frame.child, pid)

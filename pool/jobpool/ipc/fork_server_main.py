@@ -4,8 +4,8 @@ Started by exec, so it is small and clean: one thread, no broker socket, no secr
 module, and waits until it is told its options: the master may still be reading settings, or connecting. Then it imports
 the app once, freezes the heap, and forks children on request until the master is gone (fork_server.py).
 
-It ends with the master. While the app is imported, only the kernel can end it (an import may hang in C): PDEATHSIG is
-SIGKILL, and there is no child yet that would need more. Later that would leave no time to sweep, and it fires when the
+It ends with the master. While the app is imported, only the kernel can end it, as an import may hang in C. PDEATHSIG is
+then SIGKILL: there is no child yet that would need more. Later that would leave no time to sweep, and it fires when the
 *thread* ends that started this program. So from then on the end of the control socket tells, and PDEATHSIG is SIGCONT,
 with a handler that looks who the parent is. That also ends a fork server that is stopped, or waits in an app's at-fork
 hook. One that hangs there in C code has the timer of a fork. So start it on a thread that outlives the import.
@@ -14,7 +14,7 @@ Threads that live on after the import make forking unsafe: Python's, or native o
 without `options.preload`, the handlers are reported, the program executes itself anew with `CONFIG_FD BOARD_FD
 --no-preload` after its arguments, and the children import the app themselves.
 
-It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it, and it ignores a stray signal
+It is in a session of its own, so a Ctrl-C or a TERM to the master's group does not reach it. It ignores stray signals
 (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
 """
 
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
         loaded = _load(config, inheritance)
         packets.send(control, loaded.encode())
         if isinstance(loaded, LoadFailed):
-            linux.sweep_strays((), 1.0)  # what the import had started before it failed
+            linux.sweep_strays((), 1.0)  # processes that the import had started before it failed
             return LOAD_FAILED
         if not loaded.preloaded:
             for fd in control_fd, config_fd, board_fd:
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
             again = *sys.orig_argv[1:], str(config_fd), str(board_fd), NO_PRELOAD
             os.execv(sys.executable, [sys.executable, *again])
     else:
-        linux.sweep_strays((), 1.0)  # what the first import had started
+        linux.sweep_strays((), 1.0)  # processes that the first import had started
     return _serve(config, control, board_fd, inheritance, preload)
 
 
@@ -134,7 +134,7 @@ def _reset_and_ignore_signals() -> None:
 
 
 def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFailed:
-    """Import the app, whatever it does: its exceptions, SystemExit too, become one sentence and a traceback."""
+    """Import the app. Turn any exception of it, SystemExit too, into one sentence and a traceback."""
     begun = time.monotonic()
     try:
         resolve_name(config.child_main)

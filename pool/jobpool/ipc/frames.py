@@ -31,7 +31,7 @@ MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 
 MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-MAX_SAID_BYTES = 2048  # bytes of a line for the log, about: what is longer keeps its head and tail
+MAX_SAID_BYTES = 2048  # bytes of a line for the log, about; a longer one keeps its head and tail
 
 
 class BadFrame(ValueError):

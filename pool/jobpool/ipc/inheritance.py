@@ -1,4 +1,4 @@
-"""The descriptors that children inherit: what the app opened at its import is opened anew, kept, or cut off.
+"""The descriptors that children inherit: those that the app opened at its import are reopened, kept, or cut off.
 
 No two children may share an offset, a connection or a wake-up. So a file is opened anew through /proc, under the same
 number. Reading goes on at the app's offset; writing appends, so that children do not overwrite each other. All that
@@ -27,7 +27,7 @@ from jobpool.ipc.packets import close_all
 Streams = Collection["weakref.ref[Any]"]
 
 _STATELESS = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
-"""The devices null, zero, full, random and urandom, which nobody can share: there is no offset and no state."""
+"""The devices null, zero, full, random and urandom. Sharing them does no harm, without an offset or a state."""
 
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_SYNC | os.O_DSYNC | os.O_DIRECT | os.O_NOATIME
 """Not O_NOFOLLOW, which refuses the link in /proc, and no flag that creates or cuts."""
@@ -67,9 +67,9 @@ def reopening_flags(mode: int, flags: int) -> int:
 class Inheritance:
     """The descriptors that a process forked from the fork server may keep.
 
-    Three kinds of forks come by. Of a child: it keeps `keep`; what the app opened at its import gets its `Treatment`,
-    the rest is closed. Of something that the app forks at its import: it must not hold the control socket, or nobody
-    would see the fork server's end. Of anything that a handler forks later: none of our business.
+    There are three kinds of forks. A child keeps `keep`; descriptors that the app opened at its import get their
+    `Treatment`, the rest are closed. A process that the app forks at its import must not hold the control socket, or
+    the fork server's end would go unseen. Forks by a handler later are left alone.
     """
 
     def __init__(self, control: int | None = None) -> None:
@@ -78,9 +78,9 @@ class Inheritance:
         `control`: the descriptor of the fork server's socket; None = this process only looks, and forks no children.
         """
         self.keep: Collection[int] | None = None
-        self.cut: list[str] = []  # of the app's, by path or address, those that children do not have
-        self.streams: Streams = ()  # of the app's, those that write to files, and may hold what was not written yet
-        self.of_app: set[int] = set()  # numbers of all that it opened
+        self.cut: list[str] = []  # paths or addresses of the app's descriptors that children do not have
+        self.streams: Streams = ()  # the app's streams to files, which may hold unwritten text
+        self.of_app: set[int] = set()  # numbers of all descriptors that it opened
         self._control = control
         self._before = linux.open_fds()
         self._in_server = control is not None
@@ -88,8 +88,8 @@ class Inheritance:
             os.register_at_fork(after_in_child=self._shed)
 
     def app_is_imported(self) -> None:
-        """Note what was opened meanwhile, and write out what its streams hold: else each child would write it."""
-        gc.collect()  # what only garbage holds open is nobody's
+        """Note the descriptors that it opened, and write out its streams' buffers: else each child would write them."""
+        gc.collect()  # closes descriptors that only garbage holds open
         self.of_app = linux.open_fds() - self._before
         streams = writers()
         flush(streams)

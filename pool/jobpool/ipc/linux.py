@@ -158,7 +158,7 @@ def kill_group(pgid: int) -> None:
 def _collect(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:  # somebody else collected it, or it ignores SIGCHLD
+    except ChildProcessError:  # other code collected it, or this process ignores SIGCHLD
         return True
 
 

@@ -2,7 +2,7 @@
 
 The order matters. An after-fork hook, registered before the app was imported, sheds descriptors first (inheritance.py).
 The app's own hooks come later, so what they open anew is kept. Then comes the process group, so that a kill of the
-group finds it; then its end with the parent's; then signals, streams, the fault handler, random states.
+group finds it, and the signal at the parent's death. Signals, streams, the fault handler and random states follow.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class ChildOptions(Struct, frozen=True, forbid_unknown_fields=True):
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)  # queue → its only handlers; absent = free
     enqueue_to: list[str] = field(default_factory=list)  # the only queues for handlers; empty = any. Also in the master
     result_ttl: dict[str, float] = field(default_factory=dict)  # queue → seconds that results of its jobs are kept
-    allowances: dict[str, Any] = field(default_factory=dict)  # what built-in handlers may do; {} = nothing
+    allowances: dict[str, Any] = field(default_factory=dict)  # permissions of built-in handlers; {} = none
 
 
 class ProgramOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +83,7 @@ class ChildBoot(Struct, frozen=True):
     trace_fd: int  # where the fault handler writes stacks
     output_fd: int  # writing end of the output pipe, of which descriptors 1 and 2 are copies
     options: ChildOptions  # `options.preload` False: import the app before `Ready`
-    inheritance: Inheritance  # what the app's import had opened, and what became of it here
+    inheritance: Inheritance  # descriptors that the app's import had opened, and their fate here
 
 
 def scrubbed(environ: Mapping[str, str], credentials: Collection[str] = ()) -> dict[str, str]:

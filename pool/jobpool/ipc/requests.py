@@ -72,7 +72,7 @@ class RequestSocket:
         return self._socket.fileno()
 
     def read(self) -> list[tuple[Request, socket.socket]]:
-        """Return what has come, each with the socket for `reply`; what is not a request is dropped."""
+        """Return the requests that have come, each with the socket for `reply`; drop anything else."""
         found = []
         for _ in range(MAX_REQUESTS_AT_ONCE):
             try:
@@ -92,7 +92,7 @@ class RequestSocket:
 
 
 def reply(to: socket.socket, text: str) -> None:
-    """Answer, and close: one who has gone, or does not read, hears nothing."""
+    """Answer, and close. A caller that has gone, or does not read, gets nothing."""
     with to, contextlib.suppress(OSError):
         to.setblocking(False)
         to.send(text.encode("utf-8", "replace")[-MAX_ANSWER_BYTES:], socket.MSG_NOSIGNAL)

@@ -7,8 +7,8 @@ A page holds *parts*. A part has one writer and a sequence lock of its own: the 
 makes it even. A reader takes what it read only between two equal even readings. A writer killed in mid-write leaves it
 odd forever: readers give up after a bounded time and say `torn`, and the next writer heals it.
 
-Numbers are native 8-byte words written through a cast memoryview: one store each, which does not tear (`struct` with a
-byte order packs byte by byte, and does). So a single number, `slot.child.nonce` say, may be read without the lock.
+Numbers are native 8-byte words written through a cast memoryview: one store each, which does not tear. (`struct` with a
+byte order packs byte by byte, and tears.) So a single number, `slot.child.nonce` say, may be read without the lock.
 Python gives no memory barrier: the lock stands on the total store order of x86. Elsewhere a reader might in theory see
 a mixed record; but the master *decides* by single words and frames, never by a record.
 

@@ -9,7 +9,7 @@ DEFAULT_CAP = 64 * 1024
 
 
 class HeadTail:
-    """The beginning and the end of a stream of bytes; what lies between is only counted.
+    """The beginning and the end of a stream of bytes; the bytes between are only counted.
 
     Takes no lock: the alarm may raise anywhere, and would leave it locked. Threads that write at the same time may lose
     a few bytes to each other.

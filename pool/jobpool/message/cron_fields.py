@@ -107,7 +107,7 @@ def parse_fields(expression: str) -> CronFields:
 
 
 def split_fields(expression: str) -> list[str]:
-    """Return the five texts of an expression, lower case, aliases resolved; what they hold is not looked at.
+    """Return the five texts of an expression, lower case, aliases resolved; their content is not checked.
 
     Raises `InvalidJob`: there are more or fewer.
     """

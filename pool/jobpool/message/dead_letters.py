@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 METADATA = "_dlq_metadata"  # the key in a copy's payload
 NEVER_COPIED = frozenset({"rejected", CANCELLED})
-"""Reasons that forward nothing and run no hooks: nobody has verified such a body; a person knows of it."""
+"""Reasons that forward nothing and run no hooks: such a body is not verified; a person knows of the cancel."""
 ON_DEATH = "jobpool.on_death"  # the handler of jobs that bring a `DeadJob` to an app's hooks
 MAX_ERROR_BYTES = 64 * 1024  # of the error in a `DeadJob`
 

@@ -71,7 +71,7 @@ class Death(Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """One line for logs and tables: how, who, and with how much memory and CPU time."""
+        """One line for logs and tables: how it died, who ended it, its memory and CPU time."""
         how = f"{self.short}, core dumped" if self.core else self.short
         used = ", ".join(
             f"{what} {much}" for what, much in zip(("peak memory", "CPU"), self._used(), strict=True) if much

@@ -152,7 +152,7 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
 def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner, priority: int | None = None) -> bytes:
     """Return the body of the same message for another queue, or with another priority, signed anew.
 
-    Only of an envelope that `verify` has passed: what this signs is believed.
+    Only of an envelope that `verify` has passed: pools believe the signature.
     """
     priority = envelope.priority if priority is None else priority
     return _signed(replace(envelope, queue=queue, priority=priority).to_wire(), signer)

@@ -1,4 +1,4 @@
-"""Guards: what a delivery needs besides its lease before its handler may run. Plain values for keys, places and rates.
+"""Guards: the keys, places and rates that a delivery needs besides its lease to run its handler. Plain values.
 
 `Guards` is the request; a broker's `KeyStore` (key_store.py) grants all of it or nothing, in one atomic step. A grant
 lives exactly as long as the lease: nothing is renewed, and a dead pool holds nothing for longer.

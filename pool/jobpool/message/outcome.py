@@ -46,7 +46,7 @@ class EndReason(Enum):
 
 class Succeeded(Struct, frozen=True):
     follow_ups: tuple[JobDefinition, ...] = ()
-    result: Kept | None = None  # what the broker is to keep; None = nothing
+    result: Kept | None = None  # for the broker to keep; None = nothing
 
 
 class Failed(Struct, frozen=True):  # the handler raised (`SystemExit` too)

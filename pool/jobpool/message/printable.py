@@ -26,11 +26,11 @@ _BREAK = re.compile("\r\n|[\t-\r]")
 MAX_HEADLINE_CHARS = 500  # characters of a headline that are kept
 _OF_GROUP = ("+ Exception Group Traceback", "| ")
 _SAYS = re.compile(r"( *)\| (?!Traceback |Exception Group Traceback )(\S.*)")
-"""In the picture of a group: what is neither a frame nor code of one."""
+"""A line in the picture of a group that is neither a frame nor code of one."""
 
 _COUNT = re.compile(r" \([0-9]+ sub-exceptions?\)$")
 _BEGINS = "Traceback (most recent call last)", "  + Exception Group Traceback (most recent call last)"
-_CUT = "[… "  # how the mark of what was cut out of a long text begins
+_CUT = "[… "  # the start of the mark in place of text that was cut out
 
 
 def printable(text: str) -> str:
@@ -61,7 +61,7 @@ def hides(*names: str) -> Callable[[type[Record]], type[Record]]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return `value` as JSON that is safe to show; what JSON does not know is written as its `str`."""
+    """Return `value` as JSON that is safe to show; values unknown to JSON are written as their `str`."""
     return printable(json.dumps(value, ensure_ascii=False, default=str, indent=indent))
 
 
@@ -70,10 +70,10 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def headline(text: str | None) -> str | None:
-    """Return the line that says what happened: the first below the frames of a traceback, or of anything else.
+    """Return the line that says what happened: the first below the frames of a traceback, or of any other text.
 
-    Of a chain of errors it is the last one's; what an error says may have several lines, and notes stand below it.
-    Of a group of exceptions: what it says, and what the first one in it does.
+    Of a chain of errors it is the last one's, whose message may have several lines, with notes below it.
+    Of a group of exceptions: the message of the group, and that of the first one in it.
     """
     lines = (text or "").strip().splitlines()
     if not lines:
@@ -88,7 +88,7 @@ def _of_traceback(lines: Sequence[str]) -> str:
     if lines[begin].startswith(_BEGINS[1]):
         return _of_group(lines[begin:]) or lines[-1]
     for before, line in pairwise(lines[begin:]):
-        is_cut = line.startswith(_CUT) or before.startswith(_CUT)  # what follows a mark may have lost its beginning
+        is_cut = line.startswith(_CUT) or before.startswith(_CUT)  # a line after a mark may have lost its beginning
         if line[:1].strip() and not is_cut:
             return line
     return lines[-1]

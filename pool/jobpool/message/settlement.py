@@ -116,7 +116,7 @@ class Settled(Enum):
 
     OK = "ok"
     ALREADY = "already"  # a repeat, within 60 s, of a call that was answered `OK`; nothing was changed
-    NOT_IN_FLIGHT = "not-in-flight"  # the message is waiting, delayed, dead or gone: nobody holds it
+    NOT_IN_FLIGHT = "not-in-flight"  # the message is waiting, delayed, dead or gone: no lease holds it
     EXPIRED = "expired"  # the message is still leased, and that lease's deadline has been reached
     NOT_OWNER = "not-owner"  # the message is leased to somebody else now
 

@@ -17,7 +17,7 @@ from jobpool.telemetry.metrics.pages import BOOT_LOOP, LOOP_LIMIT, MISSED, secon
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the answer: what was looked at, whether it is well, and the sentence for a person."""
+    """One line of the answer: the name of the check, whether it passed, and a sentence for people."""
 
     name: str
     ok: bool

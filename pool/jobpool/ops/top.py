@@ -1,7 +1,7 @@
 """The content of `jobpool top`, as values: samples of the scoreboards, read from outside.
 
 No sample asks a master or a broker, so it works while the master is busy, stopped, or waits for a dead broker. Only
-what a person orders (`order`) is asked of the pool's master, through the socket beside its scoreboard.
+a person's `order` goes to the pool's master, through the socket beside its scoreboard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SlotRow:
     queue: str
     attempt: int | None
     age: float  # of the attempt; of an idle slot, how long it has been idle
-    left: float | None  # until the hard timeout; below 0 it is overdue; None = unlimited or idle
+    left: float | None  # until the hard timeout, < 0 if overdue; None = unlimited or idle
     progress: float  # 0 to 1, as the handler tells it
     progress_text: str
     rss: int

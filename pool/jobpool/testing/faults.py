@@ -42,15 +42,15 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class LoseLease:
-    """The lease ends early, and nobody tells the handler: what it does, somebody else will do again."""
+    """The lease ends early, and the handler is not told: another delivery repeats its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerDown:
     """The broker does not answer the next `calls` (>= 1) calls; the pool repeats them while the lease runs.
 
-    `before_start` it is the fetch, and no message is touched; `before_settle` the settlement is lost on its way there,
-    `after_settle` its answer on the way back.
+    `before_start`: the fetch fails, and no message is touched. `before_settle`: the settlement is lost on the way
+    there. `after_settle`: its answer is lost on the way back.
     """
 
     calls: int = 1

@@ -44,7 +44,7 @@ class VirtualPool:
         registry, retry, limits, queue_handlers, allowances, default_timeout: As of `QueueWorker`.
         reap: The policy for messages whose lease has ended.
         signing_key: Signs and verifies; None = unsigned.
-        ttl: Virtual seconds, > 0, that a lease holds. Nobody renews it in virtual time.
+        ttl: Virtual seconds, > 0, that a lease holds. It is not renewed in virtual time.
         start: The time at first; None = now.
 
     Attributes:
@@ -132,7 +132,7 @@ class VirtualPool:
 
         Args:
             queues: Their names; none = all that hold a message.
-            limit: Runs, >= 1, after which it fails: what enqueues itself again would never end.
+            limit: Runs, >= 1, after which it fails: a job that enqueues itself would never end.
 
         Returns:
             The runs, in order; a job that was retried at once is there twice.
@@ -143,7 +143,7 @@ class VirtualPool:
         return self._run(queues, limit, lambda _: False)
 
     def run_all(self, *queues: str, limit: int = 1000) -> list[Run]:
-        """Run queues to their end: retries after their delays, what is scheduled, what was snoozed or held back.
+        """Run queues to their end: retries after their delays, and jobs scheduled, snoozed or held back.
 
         Turns the clock from one thing to the next. As `run_ready` otherwise. Afterwards nothing is left in these queues
         but dead letters.
@@ -151,7 +151,7 @@ class VirtualPool:
         return self._run(queues, limit, self._wait_for_the_next)
 
     def advance(self, seconds: float) -> None:
-        """Let virtual time pass, >= 0 seconds. In a handler: what it would need, had it to wait; mind the lease."""
+        """Let virtual time pass, >= 0 seconds. In a handler: the time that its work would take; mind the lease."""
         self.clock.advance(seconds)
 
     def reap(self, *queues: str) -> int:

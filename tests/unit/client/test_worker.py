@@ -423,7 +423,7 @@ def test_the_lease_is_renewed_while_the_handler_runs(registry: HandlerRegistry) 
 
 
 def test_a_lease_shorter_than_asked_for_is_renewed_by_its_own_length(registry: HandlerRegistry) -> None:
-    backend = OwnLeases(0.6)
+    backend = OwnLeases(1.5)  # a busy machine may stand still for some of it
 
     @registry.handler("report")
     def build(_ctx: JobContext) -> None:

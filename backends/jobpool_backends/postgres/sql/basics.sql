@@ -3,10 +3,10 @@ CREATE OR REPLACE FUNCTION {schema}.moment() RETURNS bigint LANGUAGE sql VOLATIL
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;
 
--- Wake those who sleep until something is in these queues, if anybody does. At the commit NOTIFY takes a lock that is
--- the same for the whole server, so that commits wait for each other's disk: it must be rare. A sleeper lies
--- down anew, and is rung for once. A row that another transaction rings for just now is left to that one; `eager` is for
--- a transaction with an unknown end: it rings even if others have rung, and leaves the row.
+-- Wake the sleepers of these queues, if there are any. At the commit NOTIFY takes one lock for the whole server, so
+-- commits wait for each other's disk: it must be rare. A row is good for one ring, and its sleeper then adds it anew.
+-- A row that another transaction rings for just now is left to that one. `eager` is for a transaction with an unknown
+-- end: it rings even if others have rung, and leaves the row.
 CREATE OR REPLACE FUNCTION {schema}.ring(queues text[], eager boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
@@ -22,8 +22,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Remember the answer to a call. Somebody else's who had the same call at the same time is in the way: then this
--- transaction must be undone, and when it is tried again it finds the other's answer.
+-- Remember the answer to a call. If another transaction answers the same call at the same time, this one must be
+-- undone. When it is tried again, it finds the other's answer.
 CREATE OR REPLACE FUNCTION {schema}.remember(call text, answer text, now bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -42,12 +42,12 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET until = excluded.until;
 END $$;
 
--- Forget up to `most` of each kind of what need not be remembered any longer; how many of the most frequent it was.
+-- Forget up to `most` outdated rows of each kind; return how many there were of the most frequent kind.
 CREATE OR REPLACE FUNCTION {schema}.sweep(most integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    -- Without the first, counts would walk over all that was settled since the fetches of the last ttl.
+    -- Without the first, counts would walk over all messages settled since the fetches of the last ttl.
     most_found integer := greatest(
         {schema}.forget_fetches(ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most), '{}'),
         {schema}.sweep_holds(most, now));

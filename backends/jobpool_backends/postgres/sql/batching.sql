@@ -1,6 +1,6 @@
--- Members of a batch are counted in its row. A step counts as late as it can, and batches in the order of their ids. The
--- row is locked from there to the end of the transaction, in which others wait for it. Deadlocks that a caller's own
--- transaction or nested batches may bring are found by the server, and the step is tried again.
+-- Members of a batch are counted in its row. A step counts as late as it can, and batches in the order of their ids.
+-- The row is locked from there to the end of the transaction, in which others wait for it. Deadlocks that a caller's
+-- own transaction or nested batches may bring are found by the server, and the step is tried again.
 
 -- Add an open batch, and count it as a member of its parent; one whose id is known is left as it is.
 -- `messages`: its callbacks, as `end_batch` reads them.
@@ -46,7 +46,7 @@ BEGIN
 END $$;
 
 -- Count messages that were added as members of the batches that they name. `brought`: by a settlement, which nothing
--- may hold up: what comes too late stays without a batch. Else the step is undone.
+-- may hold up: a message that is too late stays without a batch. Else the step is undone.
 CREATE OR REPLACE FUNCTION {schema}.join_batches(ids text[], brought boolean)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -149,7 +149,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Only where it is missing: a migration that locked `batches` too would wait for who waits for it.
+-- Only where it is missing: a migration that locked `batches` too would wait for a transaction that waits for it.
 DO $$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.batches'::regclass AND tgname = 'end_batch') THEN
         CREATE CONSTRAINT TRIGGER end_batch AFTER UPDATE ON {schema}.batches DEFERRABLE INITIALLY DEFERRED FOR EACH ROW

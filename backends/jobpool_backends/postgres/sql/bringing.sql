@@ -18,7 +18,7 @@ DECLARE
     claimed_name text;  -- the last that was claimed in this call, and for whom; in this order, others are adjacent
     claimed_by text;
 BEGIN
-    FOR one IN  -- in one order for all, so that nobody waits for each other
+    FOR one IN  -- in one order for all, so that no two wait for each other
         SELECT n.* FROM unnest(ids, given, queues, unique_keys) WITH ORDINALITY AS n (id, given, queue, key, place)
         WHERE n.key IS NOT NULL ORDER BY n.queue COLLATE "C", n.key COLLATE "C", n.place
     LOOP
@@ -62,10 +62,10 @@ BEGIN
     END IF;
 END $$;
 
--- Claim a unique key for a message that is about to be added, or with `is_given` NULL to move from another queue; or
--- the id of the message that has it, if there is one. Somebody who has claimed it and not committed yet is waited for.
--- A message that is known will not be added, and so claims nothing. Nobody changes a claim that has ended, or whose
--- message was deleted by hand; it can only be removed.
+-- Claim a unique key for a message that is about to be added, or with `is_given` NULL to move from another queue. Else
+-- return the id of the message that has it, if there is one. A transaction that has claimed it is waited for. A message
+-- that is known will not be added, and so claims nothing. A claim that has ended, or whose message was deleted by hand,
+-- is never changed; it can only be removed.
 CREATE OR REPLACE FUNCTION {schema}.claim(
     scope text, wanted_key text, ident text, is_given boolean, now bigint, OUT known text, OUT claimed boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
@@ -90,7 +90,7 @@ BEGIN
         INSERT INTO {schema}.uniques (queue, key, id) VALUES (scope, wanted_key, ident)
         ON CONFLICT (queue, key) DO NOTHING;
         claimed := FOUND;
-        EXIT WHEN claimed;  -- else somebody was quicker: look again
+        EXIT WHEN claimed;  -- else another was quicker: look again
     END LOOP;
 END $$;
 

@@ -1,6 +1,6 @@
--- Claim up to `most` free messages for `length` microseconds; or return a claim of that id that lives. A row a message,
--- in no order; one without a message when there are none; one of NULLs when others have a hand on all that is free: ask
--- again. `kept`, `age`: the caps on dead letters, as `evict` takes them.
+-- Claim up to `most` free messages for `length` microseconds, or return a live claim of that id. A row a message, in no
+-- order, and one without a message for a claim that has none left. A row of NULLs means that others have locked all
+-- free messages: ask again. `kept`, `age`: the caps on dead letters, as `evict` takes them.
 CREATE OR REPLACE FUNCTION {schema}.check_out(
     name text, ident text, most integer, length bigint, new_grace bigint, max_claims integer, new_holder bigint,
     kept bigint DEFAULT NULL, age bigint DEFAULT NULL
@@ -41,10 +41,10 @@ BEGIN
     END IF;
 END $$;
 
--- The first `most` free messages of a queue, locked: where they are, the states that they have when they are held, and
--- their sequence numbers; NULL where there are none. Messages claimed `max_claims` times become dead letters.
+-- The first `most` free messages of a queue, locked: their places, the states that they have when they are held, and
+-- their sequence numbers. NULL where there are none. Messages claimed `max_claims` times become dead letters.
 -- `busy`: there were none because others have locked them, and may leave some. They are not waited for here: this
--- transaction has locked all that it looked at, held ones too, and their holder would wait in turn.
+-- transaction has locked all rows that it looked at, held ones too. Their holder would wait in turn.
 CREATE OR REPLACE FUNCTION {schema}.find_free(
     name text, most integer, max_claims integer, now bigint, OUT places tid[], OUT states smallint[], OUT seqs bigint[],
     OUT killed integer, OUT busy boolean

@@ -1,6 +1,6 @@
 -- Delete messages that are held by this claim, or with NULL those that are free or delayed. A letter each: d done, f
--- forbidden, ? somebody has locked it: ask again; NULL: the claim has ended. With a claim it waits for locked messages,
--- because it is all or none; without one it has locked others' messages too, as in `find_free`, and waits for nobody.
+-- forbidden, ? locked by others (ask again). NULL: the claim has ended. With a claim it waits for locked messages, as
+-- it deletes all or none. Without one it waits for none, for it has locked others' messages too, as in `find_free`.
 CREATE OR REPLACE FUNCTION {schema}.delete_messages(name text, ids text[], ident text)
 RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
@@ -31,7 +31,7 @@ BEGIN
         IF places IS NOT NULL THEN
             PERFORM {schema}.remove(places, keyed, now);
         END IF;
-        -- The rest is somebody else's; or somebody has locked it; or its claim has ended.
+        -- The rest is held by others, or locked, or its claim has ended.
         SELECT coalesce(string_agg(coalesce(l.answer, 'd'), '' ORDER BY w.place), '') INTO answers
         FROM unnest(ids) WITH ORDINALITY AS w (id, place) LEFT JOIN LATERAL (
             SELECT CASE

@@ -1,5 +1,5 @@
 -- Edit jobs that wait or are delayed, each if its queue and priority are those that were seen. A letter each: e edited.
--- c: changed meanwhile, or locked by somebody. d: the queue that it goes to knows its unique key. A call that was
+-- c: changed meanwhile, or locked by others. d: the queue that it goes to knows its unique key. A call that was
 -- answered within the last minute gets the same again. `dues` and `bodies`: NULL = as it is.
 -- None is fresh any more: its number may be below the floor of its new place (`heads`).
 CREATE OR REPLACE FUNCTION {schema}.edit(

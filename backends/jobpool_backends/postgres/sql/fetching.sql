@@ -1,15 +1,15 @@
--- Lease up to `most` messages for `length` microseconds; or, when this call was answered within the last minute, return
--- those of its leases that are still held. The rows are in no order; they begin with what orders them. A body that is too
+-- Lease up to `most` messages for `length` microseconds. A call that was answered within the last minute gets those of
+-- its leases that are still held. The rows are in no order; their first columns give the order. A body that is too
 -- large is NULL, and stays where it is. `may_stay`: a fresh message may stay among the fresh ones, in a first lease.
 --
--- A first lease changes nothing that an index holds, so the row's new version needs no entry in any (a HOT update). For a
--- job that is acked before its first renewal the log has 5 records, not 8. The state stays 0, and the holder tells it from
--- what waits. `reap` and lists find first leases by `fetches`, which has a row for each of their priorities. A renewal
--- makes it an ordinary lease, and after any end but an ack the message is not fresh.
--- A message or two get none. Nor do those with many numbers of others between them: the others may come later, and then
--- each look for the leases passes over them. Only a fetch that has its queue's turn gives some. So the migration to 8 may
--- come while a fetch of an older program waits. That one looks by the new `take_fresh`, which leaves out first leases. Then
--- it has either the turn or locks on what it takes, and nobody gives first leases on these.
+-- A first lease changes nothing that an index holds, so the row's new version needs no entry in any (a HOT update).
+-- For a job that is acked before its first renewal the log has 5 records, not 8. The state stays 0, and the holder
+-- tells it from waiting ones. `reap` and lists find first leases by `fetches`, which has a row for each of their
+-- priorities. A renewal makes it an ordinary lease, and after any end but an ack the message is not fresh. A message or
+-- two get none. Nor do those with many numbers of others between them: the others may come later, and then each look
+-- for the leases passes over them. Only a fetch that has its queue's turn gives some. So the migration to 8 may come
+-- while a fetch of an older program waits. That one looks by the new `take_fresh`, which leaves out first leases. Then
+-- it has either the turn or locks on the messages that it takes, and no fetch gives first leases on these.
 CREATE OR REPLACE FUNCTION {schema}.take_leases(
     name text, most integer, length bigint, call text, new_holder bigint, may_stay boolean
 ) RETURNS TABLE (
@@ -56,8 +56,8 @@ BEGIN
         WHERE f.queue = name AND f.holder = earlier::bigint AND m.first_until > now;
         RETURN;
     END IF;
-    -- One fetch of a queue at a time has its turn. It takes messages that nobody has touched without a lock of their
-    -- own: a record less in the log for each. Another one, and who meets others' locks, locks as it looks.
+    -- One fetch of a queue at a time has its turn. It takes untouched messages without a lock of their own: a record
+    -- less in the log for each. A fetch without the turn, or that meets others' locks, locks as it looks.
     alone := {schema}.have_turn(name)
         OR may_stay AND most >= {first_leases_from} AND {schema}.await_turn(name);
     LOOP
@@ -69,7 +69,7 @@ BEGIN
         mine := pg_current_xact_id_if_assigned()::xid;
         may_stay := may_stay AND alone AND cardinality(places) >= {first_leases_from};
         -- Messages that another fetch has locked since the look are left to it. One that it locks in
-        -- the very instant is waited for; state and queue tell what has become of that.
+        -- the very instant is waited for; state and queue tell its fate.
         RETURN QUERY
         WITH noted AS (
             INSERT INTO {schema}.fetches (queue, until, holder, priority, low, high)
@@ -92,7 +92,7 @@ BEGIN
         EXIT WHEN NOT alone;
         alone := false;  -- others have taken them all
     END LOOP;
-    -- Somebody may have made a message wait by hand, as if it were fresh. A floor would hide that forever.
+    -- A message may have been made to wait by hand, as if it were fresh. A floor would hide it forever.
     UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now
     WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
 END $$;
@@ -139,7 +139,7 @@ BEGIN
     END IF;
 END $$;
 
--- `places`, and those that wait and are not fresh, those `due` now among them: up to `most` in their order, these locked.
+-- `places`, and waiting messages that are not fresh, with `due` those due now too: up to `most` in order, these locked.
 CREATE OR REPLACE FUNCTION {schema}.take_others(name text, most integer, places tid[], due boolean, now bigint)
 RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -161,7 +161,7 @@ END $$;
 
 -- Up to `most` fresh messages of one queue in their order. For each known priority it begins at the floor, and ends
 -- before the next that is known. `unknown`: there are some before the first, and these are locked. So are the others,
--- unless this fetch is `alone` and nobody has ever touched them.
+-- unless this fetch is `alone` and they are untouched.
 CREATE OR REPLACE FUNCTION {schema}.take_fresh(
     name text, most integer, known {schema}.heads[], unknown boolean, alone boolean, may_step boolean
 ) RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
@@ -216,13 +216,13 @@ BEGIN
     RETURN taken;
 END $$;
 
--- Have the one turn of this queue, until the end of this transaction; whether nobody else has it. Never waits.
+-- Take the one turn of this queue, until the end of this transaction; return whether it has it. Never waits.
 CREATE OR REPLACE FUNCTION {schema}.have_turn(name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN pg_try_advisory_xact_lock(hashtext('jobpool fetch of {schema}'), hashtext(name));
 END $$;
 
--- Wait for that turn, for as long as a few fetches take; whether it has come.
+-- Wait for that turn, for as long as a few fetches take; return whether it has come.
 CREATE OR REPLACE FUNCTION {schema}.await_turn(name text) RETURNS boolean LANGUAGE plpgsql VOLATILE
 SET lock_timeout = '{turn_timeout}' AS $$
 BEGIN
@@ -232,8 +232,8 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
 
--- The priorities of these messages are known from now on. Only who has the turn says so. Two who added the same one
--- would wait for each other, and perhaps for messages that the other has locked.
+-- Make the priorities of these messages known, if this transaction has the turn. Two that added the same one would wait
+-- for each other, and perhaps for messages that the other has locked.
 CREATE OR REPLACE FUNCTION {schema}.know(name text, places tid[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF {schema}.have_turn(name) THEN
@@ -245,8 +245,8 @@ BEGIN
     END IF;
 END $$;
 
--- A row that has moved on leaves its index entry behind until a vacuum, and a vacuum leaves it while any transaction,
--- a backup's say, might still look at it. Without more, a fetch would walk over all of them, more with each message.
+-- A row that has moved on leaves its index entry behind until a vacuum. A vacuum leaves it while any transaction, such
+-- as a backup's, might still look at it. Without more, a fetch would walk over all of them, more with each message.
 -- So `heads` keeps a floor for each queue and priority: no fresh message has a lower sequence number, now or ever.
 -- This moves it a step, when it is time. `head` was read before this transaction had a number; `top` is a message that
 -- was just taken. In turn:

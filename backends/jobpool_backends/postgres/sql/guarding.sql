@@ -1,6 +1,6 @@
--- A decision about counts under names takes a turn: until its transaction ends, nobody else decides about the same.
--- There are {turns} turns for all names, so that no call needs more locks than the server has; they are taken in
--- order, so that nobody waits for each other. Later reads must be newer than the turn, which is so only under
+-- A decision about counts under names takes a turn: until its transaction ends, no other decides about the same names.
+-- There are {turns} turns for all names, so that no call needs more locks than the server has. They are taken in
+-- order, so that no two wait for each other. Later reads must be newer than the turn, which is so only under
 -- READ COMMITTED.
 CREATE OR REPLACE FUNCTION {schema}.take_turns(scopes text[], names text[])
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
@@ -19,14 +19,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- Grant to leases what they want, to each all of it or nothing; an answer each, in order: g GRANTED, d DONE, h HELD,
--- l LIMITED, x LOST; the name that refused; the microseconds until a rate has room.
+-- Grant to leases the guards that they want, to each all or none. Returns for each, in order, a letter, the name
+-- that refused, and the microseconds until a rate has room. Letters: g GRANTED, d DONE, h HELD, l LIMITED, x LOST.
 --
--- wants: JSON each: {"key": k, "holds": [[name, most], …], "rates": [[name, most, microseconds], …]}, without what is
--- not wanted. scopes, names: the queue and name of everything that is wanted, once each; a key k has the name key:k.
--- fulls: how many places must be taken under it now for it to become full within this call, 0 or less when the call
--- alone can fill it; NULL for what is a rate only. rate_…: the same of each rate's starts, with the longest of its windows. Under a name that cannot become full
--- nothing is counted lease by lease.
+-- * wants: JSON each, {"key": k, "holds": [[name, most], …], "rates": [[name, most, microseconds], …]}, or part of it.
+-- * scopes, names: the queue and name of each wanted guard, once. A key k has the name key:k.
+-- * fulls: how many places must be taken now for it to become full in this call. 0 or less: the call alone can fill it.
+--   NULL: it is a rate only. Under a name that cannot become full nothing is counted lease by lease.
+-- * rate_…: the same of each rate's starts, with the longest of its windows.
 CREATE OR REPLACE FUNCTION {schema}.begin_leases(
     queues text[], seqs bigint[], holders bigint[], wants text[], scopes text[], names text[], fulls integer[],
     rate_scopes text[], rate_names text[], rate_fulls integer[], rate_lengths bigint[]
@@ -39,8 +39,8 @@ DECLARE
 BEGIN
     PERFORM {schema}.take_turns(scopes, names);
     now := {schema}.moment();
-    -- Some of what is taken may be held by leases that have ended. This comes before any look at what is done: a lease
-    -- that ended by an ack has its key done in the same transaction, and so nothing comes between the two.
+    -- Some places may be held by leases that have ended. These are freed before any look at done keys. A lease that
+    -- ended by an ack has its key done in the same transaction, and so nothing comes between the two.
     crowded := {schema}.crowded_names(scopes, names, fulls);
     IF cardinality(crowded) > 0 THEN
         PERFORM {schema}.free_places(n.scope, n.name, now) FROM unnest(scopes, names) AS n (scope, name)
@@ -128,7 +128,7 @@ BEGIN
     refused := '';
 END $$;
 
--- Mark a key done for `length` microseconds; whether it was not done before.
+-- Mark a key done for `length` microseconds; return whether it was not done before.
 CREATE OR REPLACE FUNCTION {schema}.first_run(scope text, wanted_key text, length bigint)
 RETURNS boolean LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE

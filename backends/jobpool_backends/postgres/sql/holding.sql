@@ -1,6 +1,6 @@
 -- A claim's row in `claims` says whether it lives. A change of what it holds locks that row first, and then the
 -- messages, so that a renewal and the end never both happen. Only a transaction without locks waits for a claim's row.
--- With the row it looks again for a while, if others have locked its messages; with those it waits for nobody. So
+-- With the row it looks again for a while, if others have locked its messages; with those it never waits. So
 -- dead-locks cannot happen.
 
 -- A claim that lives, with the messages that are still in it, as `check_out` returns them; nothing when there is none.
@@ -23,7 +23,7 @@ BEGIN
     RETURN QUERY SELECT * FROM {schema}.held_by(name, ident, {schema}.moment());
 END $$;
 
--- Hold what is still in a claim for `length` microseconds from now. A job of it whose row somebody has for long keeps
+-- Hold what is still in a claim for `length` microseconds from now. A job whose row others have for long keeps
 -- its deadline there, but only the claim's own counts. A posted message is not to end before its time: then nothing is
 -- renewed.
 CREATE OR REPLACE FUNCTION {schema}.prolong_claim(name text, ident text, length bigint, new_grace bigint)
@@ -85,7 +85,7 @@ BEGIN
         WHERE (kind IS NULL OR s.state = kind) AND x.place <> ALL (places));
 END $$;
 
--- Free what is still in a claim that lives, and end it; how many messages it was.
+-- Free the messages still in a live claim, and end it; return how many.
 CREATE OR REPLACE FUNCTION {schema}.release_claim(name text, ident text)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
@@ -102,8 +102,8 @@ BEGIN
     RETURN {schema}.end_claim(name, ident, now);
 END $$;
 
--- Free what a claim holds that has ended, and forget it; how many messages it was. One that lives is left alone: since
--- the caller saw that it had ended, somebody else may have made another of the same id.
+-- Free the messages of a claim that has ended, and forget it; return how many. A live one is left alone: since the
+-- caller saw that it had ended, another of the same id may have been made.
 CREATE OR REPLACE FUNCTION {schema}.end_claim(name text, ident text, now bigint)
 RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -121,8 +121,8 @@ BEGIN
         LIMIT {tidy_limit} FOR UPDATE SKIP LOCKED), name, now, most);
 END $$;
 
--- The same of claims that have been locked, where they have ended. One that still has a message, because that is one
--- too many or somebody has its row, is kept for the next.
+-- The same of claims that have been locked, where they have ended. A claim that still has a message, beyond `most` or
+-- locked by others, is kept for the next call.
 CREATE OR REPLACE FUNCTION {schema}.free_claims(ended tid[], name text, now bigint, most integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

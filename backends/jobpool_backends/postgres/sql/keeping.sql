@@ -6,7 +6,7 @@ DECLARE
 BEGIN
     INSERT INTO {schema}.records (space, key, until, value)
     SELECT into_space, n.key, ends, n.value FROM unnest(keys, contents) AS n (key, value)
-    ORDER BY n.key COLLATE "C"  -- one order for all, so that nobody waits for each other
+    ORDER BY n.key COLLATE "C"  -- one order for all, so that no two wait for each other
     ON CONFLICT (space, key) DO UPDATE SET until = excluded.until, value = excluded.value;
 END $$;
 

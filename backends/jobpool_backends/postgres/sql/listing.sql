@@ -1,5 +1,5 @@
--- Messages of one queue in enqueue order, from the one after number `behind` on: the free ones, and with `claimed`
--- also those that are leased or claimed. Up to `most`, and fewer when their bodies are long.
+-- Messages of one queue in enqueue order, from the one after number `behind` on. These are the free ones, and with
+-- `claimed` also those that are leased or claimed. Up to `most`, and fewer when their bodies are long.
 CREATE OR REPLACE FUNCTION {schema}.list_free(name text, claimed boolean, behind bigint, most integer)
 RETURNS TABLE (
     seq bigint, id text, body bytea, handler text, priority smallint, enqueued_at bigint, claims integer,

@@ -21,7 +21,7 @@ BEGIN
     RETURN names;
 END $$;
 
--- Counts of one queue, each up to `most`: waiting, fallen due while nobody fetched, delayed, leased, dead; and the
+-- Counts of one queue, each up to `most`: waiting, fallen due and not fetched since, delayed, leased, dead. Also the
 -- microseconds since the enqueue of the oldest message that waits or has fallen due. All of one moment.
 CREATE OR REPLACE FUNCTION {schema}.stats(name text, most integer)
 RETURNS TABLE (waiting bigint, due bigint, delayed bigint, leased bigint, dead bigint, age bigint)
@@ -62,8 +62,8 @@ END $$;
 -- A range is one state of one queue. Up to `share` messages are looked at in each, from `behind` on, and fewer where
 -- there are many ranges. Beyond the end of the shortest of those that go on, the order is not known yet.
 --
--- names: of queues, NULL = all. kinds: states as they are stored; 2 brings first leases too. due: also those delayed ones that have fallen due.
--- later: none of those. older, newer: microseconds. bodies: with the bodies.
+-- names: of queues, NULL = all. kinds: states as they are stored; 2 brings first leases too. due: also delayed ones
+-- that have fallen due. later: none of those. older, newer: microseconds. bodies: with the bodies.
 CREATE OR REPLACE FUNCTION {schema}.look_through(
     names text[], kinds smallint[], due boolean, later boolean, wanted_handler text, wanted_reason text, older bigint,
     newer bigint, behind bigint, most integer, bodies boolean, share integer

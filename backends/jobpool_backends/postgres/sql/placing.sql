@@ -1,5 +1,5 @@
--- How many messages other than `number` have a place under a name, counted up to `most`: those whose lease has ended
--- too, until `free_places` has been there.
+-- How many messages other than `number` have a place under a name, counted up to `most`. Places of ended leases count
+-- too, until `free_places` takes them away.
 CREATE OR REPLACE FUNCTION {schema}.count_places(scope text, place text, number bigint, most integer)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -40,8 +40,8 @@ BEGIN
         THEN false ELSE NOT {schema}.is_being_settled(h.queue, h.seq, h.holder) END));
 END $$;
 
--- Return whether a lease past its deadline may yet turn out to have been renewed or settled in time: a transaction
--- that began before the deadline, a handler's own perhaps, has the row. As in `reap`, that one comes first.
+-- Return whether a lease past its deadline may yet turn out to have been renewed or settled in time. Then a transaction
+-- that began before the deadline, perhaps a handler's own, has the row. As in `reap`, that one comes first.
 CREATE OR REPLACE FUNCTION {schema}.is_being_settled(scope text, number bigint, owner bigint)
 RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -80,7 +80,7 @@ BEGIN
 END $$;
 
 -- Forget up to `most` places of leases that have ended. A place that was taken again meanwhile has a later time to look
--- at it, and is left; so is one of a lease that nobody has reaped.
+-- at it, and is left. So is the place of a lease that is not reaped yet.
 CREATE OR REPLACE FUNCTION {schema}.sweep_holds(most integer, now bigint)
 RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

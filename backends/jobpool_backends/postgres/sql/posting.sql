@@ -8,7 +8,7 @@ DECLARE
     chosen text[] := ARRAY(SELECT n.id FROM unnest(ids, given) AS n (id, given) WHERE n.given);
 BEGIN
     IF cardinality(chosen) > 0 THEN
-        -- One whose life has ended is not there, though nobody may have noticed.
+        -- A message whose life has ended is not there, though it may not be removed yet.
         PERFORM {schema}.bury(ARRAY(
             SELECT e.ctid FROM (SELECT DISTINCT unnest(chosen)) AS n (id), LATERAL (
                 SELECT m.ctid FROM {schema}.messages m WHERE m.id = n.id AND m.state > 3 AND m.ends_at <= now
@@ -27,7 +27,7 @@ BEGIN
     PERFORM {schema}.finish_enqueue(chosen, NULL, now);
 END $$;
 
--- Have what time alone has changed in one queue be so in the table: claims that have ended hold nothing, posted
+-- Write to the table the changes that time alone has made in one queue. Claims that have ended hold nothing, posted
 -- messages whose life has ended are gone, and those whose delay is over are free. Up to {tidy_limit} of each.
 CREATE OR REPLACE FUNCTION {schema}.tidy(name text, now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

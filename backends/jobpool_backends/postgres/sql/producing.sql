@@ -1,5 +1,5 @@
--- Called before messages are added: the time. The transaction must have its number before it draws the first sequence
--- number from `messages.seq`; see `step_floor`.
+-- Called before messages are added; returns the time. The transaction must have its number before it draws the first
+-- sequence number from `messages.seq`; see `step_floor`.
 CREATE OR REPLACE FUNCTION {schema}.begin_enqueue() RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     mine xid8 := pg_current_xact_id();  -- PERFORM would be a statement
@@ -7,9 +7,9 @@ BEGIN
     RETURN {schema}.moment();
 END $$;
 
--- Called when messages have been added: takes away those whose ids, chosen by their producers, are remembered (how
--- many), and rings for the queues that have something to fetch. It is done afterwards because an id may have come to
--- its end just now: then the unique index has made us wait for that, and only a later look sees it.
+-- Called when messages have been added. Takes away those whose ids, chosen by their producers, are remembered; returns
+-- how many. Rings for the queues that have something to fetch. It is done afterwards because an id may have ended just
+-- now. Then the unique index has made us wait for that end, and only a later look sees it.
 CREATE OR REPLACE FUNCTION {schema}.finish_enqueue(chosen text[], ready text[], now bigint, eager boolean DEFAULT false)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE

@@ -1,6 +1,6 @@
 -- Starts that are counted in windows that slide. `length`: of the window, in microseconds.
 
--- Count a start of the caller's own under each of these rates, by itself; the microseconds to wait, 0 when it was counted.
+-- Count a start of the caller's own under each rate, one by one; return the microseconds to wait, 0 when counted.
 CREATE OR REPLACE FUNCTION {schema}.take_starts(
     scope text, rates text[], mosts integer[], lengths bigint[], start text
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE {planner} AS $$
@@ -52,7 +52,7 @@ BEGIN
 END $$;
 
 -- Count a start, if it was not counted before. It stays known for longer than its window, so that a repeat whose first
--- answer was lost is known for one; and where several windows share a name, for longer than the longest of them.
+-- answer was lost is known for one. Where several windows share a name, it is longer than the longest of them.
 CREATE OR REPLACE FUNCTION {schema}.note_start(scope text, rate text, start text, length bigint, now bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- Take back up to `most` messages whose lease has expired or, with `visible`, was taken or renewed that many
--- microseconds ago. `back_off` and `cap` are seconds, `crash_window` microseconds. A row that somebody else has locked, to reap it,
--- settle it or renew it, is left alone. Messages of ended claims are freed: they count toward `most`, but
--- not as crashes, and are not returned. Posted messages whose life has ended are removed.
--- First leases are found by `fetches`. They are locked before a fetch is forgotten, and all that are locked end here.
+-- microseconds ago. `back_off` and `cap` are seconds, `crash_window` microseconds. A row that others have locked, to
+-- reap it, settle it or renew it, is left alone. Messages of ended claims are freed: they count toward `most`, but not
+-- as crashes, and are not returned. Posted messages whose life has ended are removed. First leases are found by
+-- `fetches`. They are locked before a fetch is forgotten, and all that are locked end here.
 CREATE OR REPLACE FUNCTION {schema}.reap(
     name text, max_crashes integer, crash_window bigint, back_off double precision, cap double precision,
     visible bigint, most integer
@@ -87,8 +87,8 @@ BEGIN
     PERFORM {schema}.ring(ARRAY[name]);
 END $$;
 
--- Forget fetches that have no first lease left besides those at `ending`, which this transaction ends; how many it was. One
--- that somebody else has locked to forget it is left to that one.
+-- Forget fetches that have no first lease left but those at `ending`, which this transaction ends; return how many. One
+-- that another transaction has locked to forget it is left to that one.
 CREATE OR REPLACE FUNCTION {schema}.forget_fetches(known tid[], ending tid[])
 RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -16,7 +16,7 @@ BEGIN
     RETURN answers;
 END $$;
 
--- Wake those who wait for the ends of these jobs, if anybody does: they sleep as those who wait for a queue do.
+-- Wake the waiters for the ends of these jobs, if there are any: they sleep as waiters for a queue do.
 CREATE OR REPLACE FUNCTION {schema}.ring_ends(ids text[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     awaited text[] := ARRAY(
@@ -27,8 +27,8 @@ BEGIN
     END IF;
 END $$;
 
--- Lie down until one of these jobs or batches ends; whether one has ended already. Waits for no disk: after a crash
--- nobody sleeps.
+-- Note a sleeper for the ends of these jobs or batches; return whether one has ended already. Waits for no disk: after
+-- a crash of the server nobody sleeps.
 CREATE OR REPLACE FUNCTION {schema}.await_ends(ids text[]) RETURNS boolean LANGUAGE plpgsql VOLATILE {planner} AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -38,7 +38,7 @@ BEGIN
         + (SELECT count(*) FROM {schema}.batches b WHERE b.id = ANY (ids) AND b.ended_at IS NULL)) < cardinality(ids);
 END $$;
 
--- Get up again. Others who wait for the same lie down anew with their next look.
+-- Remove the sleeper. Others that wait for the same add it anew with their next look.
 CREATE OR REPLACE FUNCTION {schema}.await_no_more(ids text[]) RETURNS void LANGUAGE plpgsql VOLATILE {planner} AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);

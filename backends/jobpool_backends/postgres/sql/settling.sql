@@ -1,9 +1,9 @@
 -- End leases: first acks, which take one statement together, then others one by one. One letter an answer, acks first:
--- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER; when this call was answered within the last minute, the same again
--- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, x the same after a failed attempt, r release,
--- s the same of what was begun, f forfeit, m moved elsewhere.
--- `delays`: microseconds, below 0 for what does not come back. Nothing here waits for a message that was locked before,
--- and one that is locked in the same instant has one owner only, so pools make no dead-locks.
+-- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER. A call that was answered within the last minute gets the same again,
+-- with a, ALREADY, for o. Nothing here waits for a message that was locked before. One that is locked in the same
+-- instant has one owner only, so pools make no dead-locks.
+-- `verbs`: a ack, n nack, b abandon, x abandon after a failed attempt, r release, s release of a begun one, f forfeit,
+-- m move. `delays`: microseconds, below 0 for a message that does not come back.
 -- `keys`: of an ack, to be marked done for `keeps` microseconds, which is also how long a unique key stays known.
 -- `starts`: of a release, the names of rates, a line each, that get this start back.
 CREATE OR REPLACE FUNCTION {schema}.settle(
@@ -50,8 +50,8 @@ BEGIN
     RETURN answers;
 END $$;
 
--- Nearly all acks are of messages that nobody else has touched since the fetch. These go at once, without a lock of their
--- own: in one statement, and a second if not all were first leases. The rest, marked by a question mark, goes one by one.
+-- Nearly all acks are of messages that no other has touched since the fetch. These go at once, without a lock of their
+-- own: in one statement, and a second if not all were first leases. The rest, marked by ?, goes one by one.
 CREATE OR REPLACE FUNCTION {schema}.settle_acks(
     queues text[], seqs bigint[], holders bigint[], now bigint, give_up timestamptz, OUT answers text, OUT ends text[]
 ) LANGUAGE plpgsql VOLATILE AS $$
@@ -110,7 +110,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- One letter; after that of a member, which has ended, its row for `end_members`.
+-- Returns one letter. After that of a batch's member that has ended, its row for `end_members` follows.
 CREATE OR REPLACE FUNCTION {schema}.settle_one(
     name text, number bigint, owner bigint, verb text, delay bigint, why text, error text, new_cause text,
     done_key text, keep bigint, rates text, now bigint, give_up timestamptz
@@ -183,9 +183,9 @@ BEGIN
         WHEN verb = 'a' THEN 's' WHEN verb = 'm' THEN 'm' WHEN why = 'cancelled' THEN 'c' ELSE 'f' END];
 END $$;
 
--- Hold these leases for `length` microseconds from now. A letter each: r renewed, k kept: another transaction has the
--- row, such as a handler's own that has acked but not committed; it is not waited for, and the old deadline stands;
--- l lost.
+-- Hold these leases for `length` microseconds from now. A letter each: r renewed, k kept, l lost. Kept means that
+-- another transaction has the row, such as a handler's own that has acked but not committed. It is not waited for, and
+-- the old deadline stands.
 CREATE OR REPLACE FUNCTION {schema}.renew(queues text[], seqs bigint[], holders bigint[], length bigint)
 RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE

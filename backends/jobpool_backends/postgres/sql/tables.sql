@@ -4,7 +4,7 @@ CREATE TABLE {schema}.messages (
     available_at bigint NOT NULL,
     holder bigint,                            -- first half of the owner token; the second is seq in hex
     deadline bigint,
-    first_until bigint,                       -- here, as the log of an update holds what is between the columns it changes
+    first_until bigint,                       -- here, as an update's log holds what is between the columns it changes
     ttl bigint,                               -- so that deadline - ttl is when it was taken or renewed
     died_at bigint,
     last_crash bigint,
@@ -33,7 +33,7 @@ CREATE TABLE {schema}.messages (
     toast.autovacuum_vacuum_cost_limit = 2000,
     toast.vacuum_truncate = off
 );
--- A body that is too long for the row goes out of it as it is, once: no update copies it, and nobody compresses it.
+-- A body too long for the row goes out of it as it is, once: no update copies it, and it is not compressed.
 ALTER TABLE {schema}.messages ALTER COLUMN body SET STORAGE EXTERNAL;
 
 CREATE UNIQUE INDEX messages_listed ON {schema}.messages (queue, state, seq);
@@ -43,7 +43,7 @@ CREATE INDEX messages_due ON {schema}.messages (queue, available_at) WHERE state
 CREATE INDEX messages_held ON {schema}.messages (queue, deadline) WHERE state = 2;
 
 -- A row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
--- `step_floor` in fetching.sql. Priority -1: where a claim begins to read what was posted and never claimed. All rows
+-- `step_floor` in fetching.sql. Priority -1: where a claim begins to read never claimed posts. All rows
 -- may be deleted at any time.
 CREATE TABLE {schema}.heads (
     queue text COLLATE "C" NOT NULL,
@@ -70,8 +70,8 @@ CREATE TABLE {schema}.ended (
 ) WITH ({keeps_many});
 CREATE INDEX ended_until ON {schema}.ended (until);
 
--- Queues for whose messages somebody sleeps. A statement that makes one fetchable deletes the row and rings: NOTIFY on
--- channel `jobpool:<schema>`, payload = the queue. For the end of a job somebody sleeps in the same way, as `=` and its
+-- Queues for whose messages pools sleep. A statement that makes one fetchable deletes the row and rings: NOTIFY on
+-- channel `jobpool:<schema>`, payload = the queue. Waiters for the end of a job sleep in the same way, as `=` and its
 -- id.
 CREATE TABLE {schema}.sleepers (
     queue text COLLATE "C" NOT NULL PRIMARY KEY

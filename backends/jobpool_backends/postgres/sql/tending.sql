@@ -1,5 +1,5 @@
--- Do something to messages that were looked at just now, where a row still is what it was: any change, even one of its
--- state, has put another in its place. How many it was.
+-- Lock the messages that were looked at just now, where a row is unchanged; return their places. Any change, even one
+-- of the state, has put another row in its place.
 CREATE OR REPLACE FUNCTION {schema}.lock_seen(places tid[], seqs bigint[])
 RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -16,7 +16,7 @@ BEGIN
     RETURN {schema}.remove({schema}.lock_seen(places, seqs), true, {schema}.moment());
 END $$;
 
--- Attempts, crashes, claims, the last error and the cause are gone.
+-- Raise dead letters. Attempts, crashes, claims, the last error and the cause are gone.
 CREATE OR REPLACE FUNCTION {schema}.retry(places tid[], seqs bigint[])
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 BEGIN
@@ -71,8 +71,8 @@ BEGIN
     RETURN cancelled;
 END $$;
 
--- Remove the dead letters of a queue that died `age` microseconds ago or before, and all but the newest `kept`; NULL: no
--- such cap. At most `most` of either; how many it was.
+-- Remove the dead letters of a queue that died `age` microseconds ago or before, and all but the newest `kept`; NULL:
+-- no such cap. At most `most` of either; return how many.
 CREATE OR REPLACE FUNCTION {schema}.evict(name text, kept bigint, age bigint, most integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE

@@ -1,5 +1,5 @@
--- Ends leases of one queue by plain acks if all of them live: the most frequent call. It does the same as settle.lua, at
--- a third of the cost.
+-- Ends leases of one queue by plain acks if all of them live: the most frequent call. It does the same as settle.lua,
+-- at a third of the cost.
 -- ARGV: for how long to remember the call in µs; members, holders, ids
 -- Answers: 1 when all is done, else nothing: then ask settle.lua. So it is for members of batches.
 

@@ -1,14 +1,14 @@
 -- Messages on their way in, to one queue or several. Needs LEAD.last, the key of the last sequence that was given.
 --
--- Most messages are new, and have nothing but the end of a record. Of one that has more, that word is '+' and JSON: the
--- end of the record as `tail`, its `counters`, and where there are any `unique` (its key), `batch`, `error`, `cause`.
+-- Most messages are new, and have nothing but the end of a record. For one that has more, that word is '+' and JSON.
+-- Its fields: `tail` (the end of the record), `counters`, and if any `unique` (its key), `batch`, `error`, `cause`.
 
 local stamp = digits(now)
 
--- Error and cause of messages that come from another queue, by id; and the field in `batched` of those that have one.
+-- Error and cause of messages that come from another queue, by id, and their fields in `batched`, if any.
 local carried, carried_batched = {}, {}
 
--- Which of `ids` are not to be added: live, dead, or ended not long ago.
+-- The `ids` that must not be added: live, dead, or ended not long ago.
 local function known_among(q, ids, given)
     local known = {}
     for i, place in ipairs(ask('HMGET', q.ids, ids)) do
@@ -84,7 +84,7 @@ local function write_new(q, name, new)
     end
 end
 
--- An entry of an outbox, with what is noted of the message where it comes from.
+-- An entry of an outbox, with the notes of the message where it comes from.
 local function with_notes(entry, notes)
     if not notes or byte(entry) ~= 123 then -- {: one that was moved has that form
         return entry
@@ -95,8 +95,8 @@ local function with_notes(entry, notes)
     return cjson.encode(fields) .. sub(entry, cut)
 end
 
--- Take the unique key of a message that is to be added, if there is one; nil, or the id of the message that has the key.
--- `taken` tells of those that this call adds.
+-- Take the unique key, if any, of a message to be added. Return nil, or the id of the message that has the key already.
+-- `taken`: the keys of messages that this call adds.
 local function obstacle(q, number, key, id, taken)
     call('EXISTS', beside(q, 'keyed'), beside(q, 'notes')) -- see beside.lua
     if not key then
@@ -122,13 +122,13 @@ local function join(q, more, id, seq, joined, brought)
     return true
 end
 
--- Add those whose id is not known. `queues` are the keys, by the number that messages name their queue with, `names` the
--- queues' names. `words` from `at` on: `count` ids; then for each message the number of its queue, priority, when it is
--- due ('' = now), the end of its record, its body. Number 0 is a queue that is out of reach: the body, which then is the
--- whole message, goes to the outbox of the first queue. Messages that `refused` says are left out. `brought`: by a
+-- Add the messages with unknown ids. `queues`: keys, and `names`: names of queues, by the number that messages give.
+-- `words` from `at` on: `count` ids, then five words of each message. These are the number of its queue, priority, time
+-- when it is due ('' = now), the end of its record, and its body. Number 0 is a queue that is out of reach. The body is
+-- then the whole message, and goes to the outbox of the first queue. `refused` messages are left out. `brought`: by a
 -- settlement or a batch, so that a message that is too late for its batch is added without one.
--- Returns the ids of those whose unique key is another's, each with the id of that one; nil when there are none. Or the
--- batch of one that is not open: then nothing was added.
+-- Returns ids whose unique key another message has, each with that message's id; nil when there are none. Or it returns
+-- a batch that is not open: then nothing was added.
 local function add(queues, names, words, at, count, refused, brought)
     local ids, given, news, mores, taken, existing, joined = {}, {}, {}, {}, {}, {}, {}
     for i = 1, count do

@@ -3,10 +3,10 @@
 -- A member stands in `batched` of its queue until it ends, so its end is counted once. Where that key is missing, there
 -- is nothing to do.
 
--- By batch, the ends of members in this call, which finish.lua counts: how many of each kind, and who failed.
+-- By batch, the ends of members in this call, which finish.lua counts: how many of each kind, and which failed.
 local touched = {}
 
--- By batch that was asked for: if it is open, and when it ended.
+-- By batch that was asked for: whether it is open, and when it ended.
 local states = {}
 
 -- A key of the namespace that q is in.
@@ -14,7 +14,7 @@ local function shared(q, name)
     return sub(q.ids, 1, -4) .. name
 end
 
--- May a message join this batch? One that a settlement brings may until it has ended, others while it is open.
+-- Return whether a message may join this batch: until its end if a settlement brings it, else while it is open.
 local function may_join(q, batch, brought)
     local found = states[batch] or call('HMGET', shared(q, 'batch:' .. batch), 'open', 'ended')
     states[batch] = found
@@ -53,7 +53,7 @@ local function take_batched(q, members)
     return texts
 end
 
--- Note the end of each of these messages that is a member of a batch; it is none any more.
+-- Note the end of each of these messages that is a member of a batch, and take it out.
 local function end_members(q, members, ending)
     local texts, gone = take_batched(q, members), {}
     if not texts then

@@ -1,10 +1,10 @@
--- Grants leases of one queue or several what they need before their handlers run; each gets all of it, or nothing.
+-- Grants the guards that leases of one queue or several need before their handlers run. Each lease gets all or nothing.
 --
--- ARGV: for each queue: how many leases; then the member of each, and its owner token with its guards behind it. Guards
--- are JSON: the idempotency key or '', for how long it stays done in µs, the holds as [name, most], the rates as
--- [name, most, window in µs].
+-- ARGV, for each queue: the number of leases, then of each lease its member, and its owner token followed by guards.
+-- Guards are JSON: the idempotency key or '', the µs for which it stays done, the holds and the rates. A hold is
+-- [name, most], a rate [name, most, window in µs].
 --
--- Answers: a word each: g granted, l lost, d the key is done, k the key is held, and the names h HOLD, r µs RATE.
+-- Answers, a word each: g granted, l lost, d the key is done, k the key is held, `h HOLD`, `r µs RATE`.
 
 local swept = {}
 
@@ -19,7 +19,7 @@ local function sweep(q, key)
     return #dead
 end
 
--- Is there a place for this message? The dead are looked for once, and only when they stand in somebody's way.
+-- Return whether there is a place for this message. If not, first remove those of ended leases, once in a script.
 local function has_place(q, name, most, member)
     local key = beside(q, name)
     local taken = call('HLEN', key)
@@ -57,7 +57,7 @@ local function refusal(q, member, token, guards)
     end
 end
 
--- Note the grants of the lease, so that they are found should the lease end without a word.
+-- Note the grants of the lease, so that they are found if it ends without a settlement.
 local function grant(q, member, who, guards, deadline)
     local holder, places = sub(who, 1, 16), places_of(guards)
     for _, name in ipairs(places) do
@@ -93,7 +93,7 @@ local function free(q, entry)
     end
 end
 
--- Some of the leases whose end was to be: those that were renewed are looked at again later, the others hold nothing.
+-- Look at some leases that should have ended. Renewed ones are looked at again later, the others lose their places.
 local function tidy(q, most)
     local key = beside(q, 'guarded')
     local entries, members, holders, later = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, most), {}, {}, {}
@@ -117,7 +117,7 @@ for number = 1, COUNT do
     for i = 1, count do
         members[i] = ARGV[at + 2 * i - 1]
     end
-    -- Removes nothing; but see promote.lua: behind a command that could, this script may grow.
+    -- Removes nothing, but lets this script add while the memory is full: see promote.lua.
     call('ZREM', beside(q, 'guarded'), '')
     local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
     for i, member in ipairs(members) do

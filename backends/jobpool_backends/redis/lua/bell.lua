@@ -1,4 +1,4 @@
--- Wakes one of those who wait for queue q; when that one's fetch leaves something behind, it rings again.
+-- Wakes one waiter for queue q. If its fetch leaves messages, that fetch wakes the next.
 
 local function ring(q)
     if call('EXISTS', q.bell) == 0 then

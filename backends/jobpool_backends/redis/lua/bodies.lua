@@ -1,9 +1,9 @@
--- Bodies as they are answered: its length stands for one that is too large, which is not read, and false for none.
+-- Bodies for an answer. One that is too large is not read, and its length stands for it; false stands for none.
 
 local LARGEST = 1048576
 
--- How many of these members, the first ones, have bodies of `most` bytes together; by place, the lengths of those that
--- are too large; how many bytes the others have.
+-- Return how many of the first members have bodies of `most` bytes together. Also return the lengths of those that are
+-- too large, by place, and the bytes of the others.
 local function measure(q, members, most)
     local key, bytes, large = q.body, 0, {}
     for i = 1, #members do

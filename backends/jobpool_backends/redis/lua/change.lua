@@ -1,5 +1,5 @@
--- Change many messages for a person. ARGV: 'delete', 'retry', 'resume' or 'cancel'; then member and record of each, as they were seen:
--- one that has changed since is left alone. Leased ones never have a record as it was seen of others.
+-- Change many messages for a person. ARGV: 'delete', 'retry', 'resume' or 'cancel'; then member and record of each, as
+-- they were seen. One that has changed since is left alone. A lease changes the record, so leased ones are left alone.
 -- Answers: how many were changed
 
 local q = keys_of(1)

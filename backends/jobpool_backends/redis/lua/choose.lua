@@ -2,8 +2,8 @@
 
 local DUE = 1000 -- delayed messages of each kind that are promoted at most
 local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
-local LOOKS = 3000 -- messages that are looked at, of which most then are none that can be taken
-local WORN = 1000 -- messages that are found to have been claimed too often
+local LOOKS = 3000 -- messages to look at, at most: reached only if most of them cannot be taken
+local WORN = 1000 -- messages found to be claimed too often, at most
 
 -- The first members, and the sets in which they stand.
 local function front(q, most)
@@ -23,7 +23,7 @@ local function front(q, most)
     return jobs, {q.ready, q.posts}
 end
 
--- Into which of the lists these members go, until there are as many free ones as are wanted.
+-- Sort these members into lists, until `wanted` of them are free.
 local function sort_out(q, members, found, wanted, max_claims)
     local free, records, over, ended = {}, {}, {}, {}
     for i, text in ipairs(ask('HMGET', q.record, members)) do
@@ -32,7 +32,7 @@ local function sort_out(q, members, found, wanted, max_claims)
         end
         local claims, life = tail_of(text or '')
         if not text then
-            over[#over + 1] = members[i] -- a member without a message: somebody's hand was here
+            over[#over + 1] = members[i] -- a member without a message: edited by hand
         elseif has_ended(life) then
             ended[#ended + 1] = members[i]
         elseif max_claims > 0 and claims >= max_claims then
@@ -61,8 +61,8 @@ local function take_free(q, free, records, found, over)
     end
 end
 
--- `members`, `records` and `bodies` of those that were taken, `worn` and `worn_records` of those that were claimed
--- `max_claims` times already (0 = no limit), and `again` when nothing was taken, but there is more to look at.
+-- Return `members`, `records` and `bodies` of messages taken, `worn` and `worn_records` of those claimed `max_claims`
+-- times already (0 = no limit). `again`: nothing was taken, but there is more to look at.
 local function choose(q, limit, max_claims)
     local found, looked = {members = {}, records = {}, bodies = {}, worn = {}, worn_records = {}, bytes = 0}, 0
     promote(q, DUE)

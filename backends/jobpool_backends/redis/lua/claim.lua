@@ -1,6 +1,6 @@
 -- Claims messages.
--- ARGV: id of the claim; limit; ttl and grace in µs; max_claims; the caps dead_max, and dead_max_age in µs
--- Answers: the claim, as `shown` has it; 0 when nothing is free, 1 when there is more to look at: ask again.
+-- ARGV: id of the claim, limit, ttl and grace in µs, max_claims, the caps dead_max, and dead_max_age in µs.
+-- Answers: the claim, as `shown` has it. 0 when nothing is free, 1 when there is more to look at: ask again.
 
 local q, id, ttl, grace = keys_of(1), ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 
@@ -52,7 +52,7 @@ if known then
 end
 sweep_claims(q, SWEEP)
 if call('HEXISTS', q.checkouts, id) == 1 then
-    end_claims(q, {id}) -- one that has ended, behind those that were swept
+    end_claims(q, {id}) -- it has ended, but the sweep did not come so far
 end
 local found = choose(q, tonumber(ARGV[2]), tonumber(ARGV[5]))
 if #found.worn > 0 then

@@ -1,5 +1,5 @@
--- Deletes messages. ARGV: the claim that holds them, '' = they are free; the queue's name; their ids
--- Answers: a letter each, d gone, f somebody else holds it; nil when the claim has ended.
+-- Deletes messages. ARGV: the claim that holds them ('' = they are free), the queue's name, their ids.
+-- Answers: a letter each, d gone, f held by others. nil when the claim has ended.
 
 local q, claim, name = keys_of(1), ARGV[1], ARGV[2]
 local known = claim ~= '' and live_claim(q, claim)
@@ -7,7 +7,7 @@ if claim ~= '' and not known then
     return nil
 end
 
--- May it be deleted? A message without a claim that lives is free, unless it is leased.
+-- Return whether it may be deleted. A message without a live claim is free, unless it is leased.
 local function is_ours(text, leased)
     local _, _, held = tail_of(text)
     if known then

@@ -1,6 +1,6 @@
--- Live claims, by id. ARGV: the id to begin behind; how many at most
--- Answers: the time; the id behind which there is more to look at, '' for none; then of each its id, the head of its
--- checkout, how many messages it holds
+-- Live claims, by id. ARGV: the id to begin after, and how many at most.
+-- Answers: the time, and the id after which there is more to look at ('' for none). Then of each claim its id, the head
+-- of its checkout, and the number of its messages.
 
 local LOOKS = 1000
 

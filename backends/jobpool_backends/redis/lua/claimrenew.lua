@@ -1,4 +1,4 @@
--- Holds a claim for longer. ARGV: its id; ttl in µs; grace in µs, '' = as it was
+-- Holds a claim for longer. ARGV: its id, ttl in µs, grace in µs ('' = as it was).
 -- Answers: the claim, as `shown` has it, nil for none.
 
 local q, id, ttl = keys_of(1), ARGV[1], tonumber(ARGV[2])
@@ -18,7 +18,7 @@ for i, member in ipairs(members) do
         put(changes, member, records[i])
     end
 end
--- Removes nothing; but see promote.lua: behind a command that could, this script may grow.
+-- Removes nothing, but lets this script add while the memory is full: see promote.lua.
 call('ZREM', q.claims, '')
 many('ZADD', q.lives, lives)
 many('HSET', q.record, changes)

@@ -1,12 +1,12 @@
--- Claims of queue q, and what comes to its end: claims, and the lives of posted messages.
+-- Claims of queue q: their ends, and the ends of posted messages' lives.
 --
--- A claimed message is named twice, by the claim's checkout and by the message's record: in both until the claim ends. A
--- message whose record names another claim, or none, is left alone, whatever a checkout says.
+-- A claimed message is named twice, by the claim's checkout and by the message's record: in both until the claim ends.
+-- A message whose record names another claim, or none, is left alone, even if a checkout names it.
 
 local SWEEP = 1000 -- messages of ended claims, and as many whose lives have ended, in one script
 local HEAD = 64 -- of a checkout: end, ttl, grace and time of making or renewal, in µs; then come the members
 
--- Write the checkout of a claim; its head.
+-- Write the checkout of a claim; return its head.
 local function check_out(q, id, ttl, grace, members)
     local head = format('%016.0f %014.0f %014.0f %016.0f', now + ttl, ttl, grace, now)
     call('HSET', q.checkouts, id, head .. ' ' .. table.concat(members))
@@ -28,13 +28,13 @@ local function members_of(text)
     return members
 end
 
--- A claim as it is answered: the time, the head of its checkout, and of its messages the members, records and bodies.
+-- A claim for an answer: the time, the head of its checkout, and of its messages the members, records and bodies.
 local function shown(q, text)
     local members = members_of(text)
     return {digits(now), sub(text, 1, HEAD - 1), members, ask('HMGET', q.record, members), bodies_of(q, members)}
 end
 
--- These members are free, those that are still held by the claims of the same places; how many.
+-- Free those of these members that the claims of the same places still hold; return how many.
 local function set_free(q, members, claims)
     local jobs, posts, changes = {}, {}, {}
     for i, text in ipairs(ask('HMGET', q.record, members)) do
@@ -56,7 +56,7 @@ local function set_free(q, members, claims)
     return #jobs + #posts
 end
 
--- End these claims; how many messages that frees.
+-- End these claims; return how many messages that frees.
 local function end_claims(q, ids)
     local members, claims = {}, {}
     for i, text in ipairs(ask('HMGET', q.checkouts, ids)) do
@@ -70,7 +70,7 @@ local function end_claims(q, ids)
     return set_free(q, members, claims)
 end
 
--- Claims whose end has come, until they had some `most` messages; how many those were, and an empty claim is one too.
+-- End due claims that hold about `most` messages together. Return how many messages; an empty claim counts as one.
 local function end_due_claims(q, most)
     local done = 0
     while done < most do
@@ -105,7 +105,7 @@ local function end_posts(q, members)
     call('INCRBY', q.expired, #members)
 end
 
--- Free what ended claims hold, and remove posts that have ended, some `most` of each; how many of each.
+-- Free messages of ended claims, and remove ended posts, about `most` of each; return how many of each.
 local function sweep_claims(q, most)
     if call('EXISTS', q.claims, q.lives) == 0 then
         return 0, 0

@@ -8,7 +8,7 @@
 
 local WORDS = 7
 
--- Move what is kept by member.
+-- Move the fields that are kept by member.
 local function rename(from, to, member, renamed)
     for _, name in ipairs({'body', 'notes'}) do
         local value = call('HGET', from[name], member)

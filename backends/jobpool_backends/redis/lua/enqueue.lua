@@ -1,5 +1,5 @@
--- ARGV: the queues' names, in the order of their keys; how many messages; what add.lua says of them
--- Answers: what add returns
+-- ARGV: the queues' names, in the order of their keys, the number of messages, and their `words` for `add`.
+-- Answers: the ids that `add` returns, or a batch.
 
 local queues, names = {}, {}
 for number = 1, COUNT do

@@ -10,8 +10,8 @@ local function sweep(q, most)
     end
 end
 
--- Everything about these messages but the sets that they stand in, which is the caller's to remove. `given` are those of
--- the ids that producers gave.
+-- Remove all of these messages but their places in sets, which the caller removes. `given`: those of the ids that
+-- producers gave.
 local function erase(q, members, ids, given)
     many('HDEL', q.record, members)
     many('HDEL', q.body, members)
@@ -25,7 +25,7 @@ local function erase(q, members, ids, given)
     end
 end
 
--- The same, the ids read from the records; their unique keys are free.
+-- The same, with ids read from the records; it frees their unique keys.
 local function erase_recorded(q, members, records)
     local ids, given, unique, unique_ids, lasts = {}, {}, {}, {}, {}
     for i = 1, #members do

@@ -1,6 +1,6 @@
 -- Leases the first messages in order.
--- ARGV: limit; ttl in µs; what goes before a leased record; for how long to remember the call in µs
--- Answers: members, records, bodies; and, when the call is a repeated one, the µs that each lease has left.
+-- ARGV: limit, ttl in µs, the text before a leased record, and the µs for which to remember the call.
+-- Answers: members, records, bodies, and if the call is a repeated one, the µs that each lease has left.
 
 local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
 
@@ -34,14 +34,14 @@ local function take_bodies(members)
     return read_bodies(q, members, large)
 end
 
--- The records of leased messages: the holder before them, and one delivery more. A member that has no message (somebody's
--- hand was here) has none, and is not leased.
+-- The records of leased messages: the holder before them, and one delivery more. A member without a message (edited by
+-- hand) has none, and is not leased.
 local function take_records(members, bodies)
     local records, first = ask('HMGET', q.record, members), tag .. '1'
     for i, text in ipairs(records) do
         if not (text and bodies[i]) then
             records[i] = false
-        elseif sub(text, 1, 2) == '0 ' then -- the most of them, and much quicker
+        elseif sub(text, 1, 2) == '0 ' then -- most of them, and much quicker
             records[i] = first .. sub(text, 2)
         else
             local deliveries, rest = match(text, '^(%d+)(.*)$')
@@ -67,7 +67,7 @@ local function lease(members, records)
     end
 end
 
--- The bell says what is so now: that something is ready, or that nothing is. Both are mostly so already.
+-- Let the bell say whether something is ready now. Mostly it says so already.
 local function tell()
     if call('EXISTS', q.ready, q.bell) == 1 and call('DEL', q.bell) == 0 then
         call('RPUSH', q.bell, 1)

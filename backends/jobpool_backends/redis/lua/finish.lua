@@ -1,6 +1,6 @@
--- The ends of batches: what members' ends add up to, and what the last one brings.
+-- The ends of batches: the sums of members' ends, and the callbacks that the last one brings.
 
--- Count the ends of this call, when what it brings has joined; q is any queue. A batch that ends may end another.
+-- Count the ends of this call, once its new members have joined; q is any queue. A batch that ends may end another.
 -- Mostly there are none, so its functions are made in here: each call of a script makes those outside.
 local function finish(q)
     if not next(touched) then
@@ -10,7 +10,7 @@ local function finish(q)
     local BATCH_MEMORY = 604800000 -- ms for which a batch is known after its end
     local MAX_FAILED = 100 -- ids that are kept of a batch
 
-    -- The keys of a queue by its name; as one server lets us, they are not among KEYS.
+    -- The keys of a queue by its name. They are not among KEYS, which a single server allows.
     local function queue_named(name)
         local keys = {ids = q.ids, ended = shared(q, 'ended'), queues = shared(q, 'queues')}
         local head = shared(q, '{' .. name .. '}:')
@@ -100,7 +100,7 @@ local function finish(q)
         open, ended, total, failed, counts.succeeded, counts.failed, counts.cancelled =
             unpack(call('HMGET', key, 'open', 'ended', 'total', 'failed_ids', 'succeeded', 'failed', 'cancelled'))
         if not open or ended then
-            return -- somebody's hand was here, or it is closed once more
+            return -- edited by hand, or it is closed once more
         end
         left = tonumber(total)
         for name, count in pairs(counts) do

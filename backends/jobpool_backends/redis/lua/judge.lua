@@ -1,8 +1,8 @@
--- May this holder settle or renew? The refusals in the order that the contract gives.
+-- The answer to a settlement or renewal by this holder. Refusals come in the contract's order.
 
 local function judge(deadline, text, holder)
     if not (deadline and text) then
-        return 'n' -- nobody holds it
+        return 'n' -- no lease holds it
     end
     if tonumber(deadline) <= now then
         return 'e' -- its lease has expired

@@ -7,7 +7,7 @@ local function gather(lists, name, value)
     lists[name], list[#list + 1] = list, value
 end
 
--- Each is {member, owner token with the guards behind it, verb}: see begin.lua.
+-- Each is {member, owner token followed by the guards, verb}: see begin.lua.
 local function let_go(q, guarded)
     local noted, places, starts = {}, {}, {}
     for _, one in ipairs(guarded) do

@@ -1,6 +1,6 @@
--- Records by key. ARGV: from where to where, as ZRANGE BYLEX takes it; how many
--- Answers: 1 when they are too large for one answer, so that the rest after the last is to be asked for, else 0; then key
--- and value of each
+-- Records by key. ARGV: from where to where, as ZRANGE BYLEX takes it, and how many.
+-- Answers: 1 when they are too large for one answer, else 0. Then key and value of each. After 1, ask for those after
+-- the last key.
 
 local BYTES, PIECE = 8 * 1048576, 500
 

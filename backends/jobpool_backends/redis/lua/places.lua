@@ -1,5 +1,5 @@
 -- Places that leases hold, by name: a hash each, which tells the holder of each message's member. A place is held while
--- that lease lives, so the leases themselves are looked at; what died without a word is removed when it is met.
+-- that lease lives, so the leases themselves are looked at. Places of ended leases are removed when they are met.
 
 -- The names of the hashes of all places in some guards.
 local function places_of(guards)
@@ -13,7 +13,7 @@ local function places_of(guards)
     return names
 end
 
--- By place in the lists, until when these leases live; false for those that do not.
+-- By place in the lists, the deadlines of live leases; false for ended ones.
 local function lives(q, members, holders)
     local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
     for i = 1, #members do

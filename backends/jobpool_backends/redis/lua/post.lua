@@ -1,6 +1,6 @@
 -- Adds messages that no pool runs. Needs LEAD.last, the key of the last sequence that was given.
--- ARGV: the queue's name; how many messages; their ids; then for each 'p', or 'q' when its producer gave the id; life and
--- delay in µs ('' = forever, at once); its body
+-- ARGV: the queue's name, the number of messages, and their ids. Then for each 'p', or 'q' when its producer gave the
+-- id, life and delay in µs ('' = forever, at once), and its body.
 
 local PRIORITY = '005'
 

@@ -1,5 +1,5 @@
--- Messages of queue q that fell due join those that wait, a bounded number of them; how many.
--- Removed before they are added: with its memory full, the server lets a script grow that has removed something.
+-- Move at most `most` due messages of queue q to those that wait; return how many.
+-- Remove before adding: while its memory is full, the server lets a script add only after a command that may remove.
 
 local function promote(q, most)
     local due = call('ZRANGE', q.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)

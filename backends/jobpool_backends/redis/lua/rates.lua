@@ -1,7 +1,7 @@
--- Starts that are counted over sliding windows: a sorted set of their tokens, by time in µs. Its member '' says how long
--- the longest of these windows is, as a negative score; what has left that one is removed.
+-- Starts that are counted over sliding windows: a sorted set of their tokens, by time in µs. Its member '' says how
+-- long the longest of these windows is, as a negative score. Starts older than that one are removed.
 
-local REPEATED = 60 * 1000000 -- µs for which a start is known behind its window: a call may be repeated
+local REPEATED = 60 * 1000000 -- µs for which a start is known after its window: a call may be repeated
 
 -- µs until there is room for one start more; 0 when there is, or when this very start was counted before.
 local function wait_for(key, most, window, token)

@@ -1,7 +1,7 @@
--- Everything about some messages. ARGV: 'b' with their bodies, or 'r' without; members
--- Answers: the time in µs; then of each, in order: state (w d l x, c when a claim holds it, - when it is gone), the time
---     that belongs to it (when it is due, when its lease or claim ends, when it died; µs), record, notes, body. The last
---     ones are left out when the answer grows too large: ask for them again.
+-- Everything about some messages. ARGV: 'b' with their bodies, or 'r' without, then members.
+-- Answers: the time in µs, then of each, in order, its state, a time, record, notes, and body. The state is w d l x, c
+-- when a claim holds it, - when it is gone. The time, in µs, is when it is due, when its lease or claim ends, or when
+-- it died. The last messages are left out when the answer grows too large: ask for them again.
 
 local BYTES = 8 * 1048576
 

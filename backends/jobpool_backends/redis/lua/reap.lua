@@ -1,11 +1,11 @@
--- Takes back messages whose lease has expired, and tends what grows old: dead letters beyond the caps, remembered ids, and
--- where no more leases are left to look at, claims and posted messages that have ended.
+-- Takes back messages whose lease has expired, and clears old things away: dead letters beyond the caps, and remembered
+-- ids. If no more leases are left to look at, it also ends claims and posted messages whose time is over.
 --
--- ARGV: how many leases to look at, at most; from which on, in the order of their deadlines; the age of a lease in µs,
--- since it was taken or renewed, from which on it is taken back too (-1 = only expired ones); max_crashes; window, back_off
--- and back_off_cap in µs; a seed for the delays; the caps dead_max, and dead_max_age in µs
--- Answers: how many leases were looked at; how many messages of ended claims were freed, and ended posts removed; then id,
--- crashes, cause and '1' for dead, of each that was taken back
+-- ARGV 1, 2: how many leases to look at, at most, and from which on, in the order of their deadlines. 3: the µs since a
+-- lease was taken or renewed, from which on it is taken back too (-1 = only expired ones). 4 to 8:
+-- max_crashes, window, back_off and back_off_cap in µs, a seed for the delays. 9, 10: dead_max, and dead_max_age in µs.
+-- Answers: how many leases were looked at, and how many messages of ended claims were freed or ended posts removed.
+-- Then id, crashes, cause and '1' for dead, of each that was taken back.
 
 local q = keys_of(1)
 local visibility, max_crashes, window = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -28,7 +28,7 @@ local function leases()
     return call('ZRANGE', q.leased, first, first + most - 1, 'WITHSCORES')
 end
 
--- Its end has come, or it was taken that long ago; or there is no message (somebody's hand was here).
+-- It has ended, or was taken that long ago, or there is no message (edited by hand).
 local function is_over(deadline, text)
     return not text or deadline <= now or (visibility >= 0 and deadline - sub(text, 18, 31) <= now - visibility)
 end

@@ -1,4 +1,4 @@
--- The memory of calls, one key each. It tells itself until when it holds: the server's own expiry is to the millisecond.
+-- The memory of calls, one key each. Each holds its own end: the server's expiry is to the millisecond.
 
 -- Return the remembered answer, or nil.
 local function recall(key)

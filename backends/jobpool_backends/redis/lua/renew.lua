@@ -1,5 +1,5 @@
 -- Holds messages for longer.
--- ARGV: ttl in µs; the same with 14 digits; how many leases, their members, their holders
+-- ARGV: ttl in µs, the same with 14 digits, the number of leases, their members, their holders.
 -- Answers: a letter each, as settle.lua's.
 
 local q, ttl, count = keys_of(1), tonumber(ARGV[1]), tonumber(ARGV[3])
@@ -17,7 +17,7 @@ for i, member in ipairs(members) do
         end
     end
 end
--- Removes nothing; but see promote.lua: behind a command that could, this script may grow.
+-- Removes nothing, but lets this script add while the memory is full: see promote.lua.
 call('ZREM', q.leased, '')
 many('ZADD', q.leased, scored(now + ttl, held))
 many('HSET', q.record, changes)

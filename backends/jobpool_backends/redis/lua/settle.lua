@@ -1,19 +1,19 @@
--- Settles messages of one queue or several, and adds what these settlements bring: follow-ups, and what moves.
+-- Settles messages of one queue or several, and adds the messages that these settlements bring: follow-ups and moves.
 --
--- ARGV: for how long to remember the call in µs; the caps dead_max, and dead_max_age in µs; then for each queue: how many
--- settlements, their verbs as one word, their members, their holders, their ids, and in order what the verbs need
--- besides; with several queues, the place of each of these settlements in the call; with follow-ups, what follow_up says.
--- Behind the holder of a guarded lease stand the rest of its owner token and its guards, see begin.lua.
+-- ARGV: the µs for which to remember the call, the caps dead_max, and dead_max_age in µs. Then for each queue: the
+-- number of settlements, their verbs as one word, their members, holders and ids, and in order the verbs' arguments.
+-- With several queues, the place of each of these settlements in the call follows. With follow-ups, see follow_up.
+-- After the holder of a guarded lease come the rest of its owner token and its guards, see begin.lua.
 --
---     a, A   ack (A: its producer gave the id)
---     u, U   the same of a message with a unique key: for how long that stays known, in µs
---     n      nack         delay in µs, errors
---     r, R   release      delay in µs              (R: gives the starts of the guards back)
---     s      the same, of what was begun
---     b      abandon      reason, errors           (errors: '-' for none, '=' and the error, or JSON of error and cause)
---     x      the same, of a failed attempt
---     f      forfeit      cause
---     m      move: follow_up says where to
+-- * a, A   ack (A: its producer gave the id)
+-- * u, U   the same of a message with a unique key: the µs for which that stays known
+-- * n      nack         delay in µs, errors
+-- * r, R   release      delay in µs              (R: gives the starts of the guards back)
+-- * s      the same, of a message that was begun
+-- * b      abandon      reason, errors           (errors: '-' for none, '=' and the error, or JSON of error and cause)
+-- * x      the same, of a failed attempt
+-- * f      forfeit      cause
+-- * m      move: follow_up says where to
 --
 -- Where results are kept, the word of the verbs ends in a further letter. The number of
 -- results then follows what the verbs need. Of each come its place among these settlements, its life in ms, and itself.
@@ -72,7 +72,7 @@ local function end_unique(work, member, id, lasts)
     push(work.lasts, lasts)
 end
 
--- By verb; `at` is where the words are that it needs.
+-- By verb. `at`: where its arguments begin.
 local verbs = {}
 
 function verbs.a(work, member, _, at, id, verb)
@@ -171,7 +171,7 @@ local function write(q, work)
     end_members(q, work.dead, 'failed')
 end
 
--- The refusal when nobody leases a message that there is: a claim may hold it.
+-- The refusal for a message that is there and not leased: a claim may hold it.
 local function judge_claimed(q, text)
     local claim = match(text, '\n%d+ %S+ (%x+)$')
     local held = claim and call('HGET', beside(q, 'checkouts'), claim)
@@ -194,7 +194,7 @@ local function keep(q, at, letters, first, ids)
     return after
 end
 
--- Settle what ARGV says from `at` on; the answers are added to `letters`. Returns where the next words are.
+-- Settle one queue by ARGV from `at` on, and add the answers to `letters`. Returns where the next words are.
 local function settle_queue(q, at, letters)
     local count, word = tonumber(ARGV[at]), ARGV[at + 1]
     local holders, ids, needed = at + 1 + count, at + 1 + 2 * count, at + 2 + 3 * count
@@ -230,8 +230,8 @@ local function settle_queue(q, at, letters)
     return #word > count and keep(q, needed, letters, first, ids) or needed
 end
 
--- Add the messages that settlements bring, of those that were accepted.
--- ARGV from `at` on: the queues' names; for each message the place of its settlement; what add.lua says.
+-- Add the messages that accepted settlements bring.
+-- ARGV from `at` on: the queues' names, for each message the place of its settlement, and the `words` of add.lua.
 local function follow_up(queues, at, letters)
     local names = {unpack(ARGV, at, at + COUNT - 1)}
     local places = at + COUNT

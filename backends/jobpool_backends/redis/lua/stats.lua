@@ -1,8 +1,8 @@
 -- Counts, at any length in the same time, and when the oldest waiting message was enqueued.
--- Answers: waiting, delayed, leased, dead; µs since the enqueue of the oldest, -1 for none; of posted messages how many
--- are free, delayed, claimed, and how many have ended with their lives. Claimed jobs are leased ones.
+-- Answers: waiting, delayed, leased, dead, and the µs since the enqueue of the oldest (-1 for none). Then the numbers
+-- of posted messages that are free, delayed, claimed, or have ended with their lives. Claimed jobs are leased ones.
 
-local DUE = 1000 -- messages that fell due and were not fetched since, among which the oldest is looked for
+local DUE = 1000 -- due messages not fetched since, among which the oldest is looked for
 
 local q = keys_of(1)
 local has_claims = call('EXISTS', q.posts, q.postsdelayed, q.postsclaimed, q.claimed, q.claims, q.expired) > 0
@@ -39,7 +39,7 @@ local answers = {
     0, 0, 0, 0,
 }
 if has_claims then
-    -- Ended messages that are too many to be removed here count as removed, and are taken for free ones.
+    -- Ended messages beyond those that a call removes count as removed, and are taken for free ones.
     local over, ripe = call('ZCOUNT', q.lives, '-inf', now), call('ZCOUNT', q.postsdelayed, '-inf', now)
     answers[3] = answers[3] + call('ZCARD', q.claimed)
     answers[6] = math.max(0, call('ZCARD', q.posts) + ripe - over)

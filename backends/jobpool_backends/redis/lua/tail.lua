@@ -17,12 +17,12 @@ local function with_tail(text, claims, life, claim)
     return format('%s\n%d %s %s', head, claims, life, claim)
 end
 
--- Of the record of a message that is not leased: was it posted?
+-- Return whether this record, of a message that is not leased, is of a posted one.
 local function is_post(text)
     return match(text, '^%d+ %d+ %d+ %S+ %d+ [pq]') ~= nil
 end
 
--- At its end a life has ended.
+-- A life is over at the very moment of its end.
 local function has_ended(life)
     return life ~= '-' and tonumber(life) <= now
 end

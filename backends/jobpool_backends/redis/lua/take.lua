@@ -1,5 +1,5 @@
--- Counts a start under each rate, whose keys are KEYS. ARGV: its token; of each, how many are allowed, within how many µs
--- Answers: of each the µs until there is room; 0 when it was counted
+-- Counts a start under each rate, whose keys are KEYS. ARGV: its token; of each, how many are allowed in how many µs.
+-- Answers: of each the µs until there is room, or 0 when it was counted.
 
 local answers = {}
 for i, key in ipairs(KEYS) do

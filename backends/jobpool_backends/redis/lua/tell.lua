@@ -1,4 +1,4 @@
--- Wakes those who wait for the ends of these jobs of queue q (`await.lua`), if anybody does.
+-- Wakes the waiters for the ends of these jobs of queue q (`await.lua`), if there are any.
 
 local function tell(q, ids)
     if #ids == 0 or call('EXISTS', beside(q, 'awaited')) == 0 then

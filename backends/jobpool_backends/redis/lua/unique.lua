@@ -1,5 +1,5 @@
--- Keys under which a queue has one message only: `unique:KEY` tells its id, and as recall does until when that holds;
--- `keyed` tells the key of a message that is live or dead, by its member.
+-- Keys under which a queue has one message only. `unique:KEY` holds its id and, as for `recall`, the time until which
+-- that is so. `keyed` holds the key of each live or dead message, by its member.
 
 local LIVING = '9999999999999999'
 
@@ -8,7 +8,7 @@ local function known_under(q, key)
     local name = beside(q, 'unique:' .. key)
     local id = recall(name)
     if id and call('PTTL', name) < 0 and call('HEXISTS', q.ids, id) == 0 then
-        return nil -- somebody's hand was here: the message is gone, and nobody saw its end
+        return nil -- edited by hand: the message is gone, without an end
     end
     return id
 end

@@ -1,8 +1,8 @@
 -- The members of one page, in enqueue order. Leased messages are not among them.
--- ARGV: wanted states, as letters (w waiting, d delayed, l claimed, x dead); the sequence to begin behind, 16 digits; how
--- many
--- Answers: 1 when there is more to ask for (behind the last, or the same again when there is none), else 0; then, as
---     sequence and priority, the members
+-- ARGV: wanted states, as letters (w waiting, d delayed, l claimed, x dead), the sequence to begin after in 16 digits,
+-- and how many.
+-- Answers: 1 when there is more to ask for, else 0. Then the members, as sequence and priority. After 1, begin after
+-- the last one, or ask the same again when there is none.
 
 local PROMOTE = 500
 
@@ -22,7 +22,7 @@ end
 
 local freed, ended = sweep_claims(q, PROMOTE)
 if math.max(freed, ended, promote(q, PROMOTE), promote_posts(q, PROMOTE)) >= PROMOTE then
-    return {1} -- what fell due is waiting, but for what is still to be moved
+    return {1} -- more due messages are still to be moved
 end
 local sets = {w = {q.ready, q.posts}, d = {q.later, q.postslater}, l = {q.claimed, q.postsclaimed}, x = {q.buried}}
 local runs = {}
@@ -33,7 +33,7 @@ for letter, keys in pairs(sets) do
         end
     end
 end
--- With many runs a piece of each will do: what is certain to be in order ends where the first cut run ends.
+-- With many runs a piece of each will do: the order is certain up to where the first cut run ends.
 local piece, found, certain = math.min(most, math.max(16, math.floor(4000 / math.max(1, #runs)))), {}, nil
 for _, run in ipairs(runs) do
     local members = call('ZRANGE', run[1], run[2], run[3], 'BYLEX', 'LIMIT', 0, piece)

@@ -33,7 +33,7 @@ from jobpool.message.results import JobState, JobStatus
 
 HANDLER = "django.task"
 _NAMED = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Timeout|Unrecoverable))\b")
-FORMER_WORKER = "unknown"  # of attempts before this one: nobody keeps who ran them
+FORMER_WORKER = "unknown"  # for attempts before this one: their workers are not recorded
 
 
 def register(queues: Iterable[str] = ()) -> None:

@@ -16,7 +16,7 @@ _FIELDS = ("callable", "args", "kwargs")
 
 
 def make(kit: Kit) -> Callable[[JobContext], Any]:
-    """Return the handler. The function gets no context; what it returns is the output."""
+    """Return the handler. The function gets no context; its return value is the output."""
     allowed = kit.allowances.allowed_callables  # checked when they were set
 
     def run(ctx: JobContext) -> Any:

@@ -1,7 +1,7 @@
 """The built-in handler `event`: its payload names an event, and the listeners of that event run.
 
-All listeners run, whatever becomes of those before them; only the hard timeout ends it. Then the attempt fails if any
-of them has failed, and a retry runs all of them again: a listener has to bear that, like any handler.
+All listeners run, even if one before has failed; only the hard timeout ends them early. Then the attempt fails if any
+of them has failed. A retry runs all of them again, so a listener must bear repeats, like any handler.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def register(listeners: dict[str, list[Registered]], function: F, event: str) ->
 
 
 def make(kit: Kit) -> Callable[[JobContext], dict[str, Any] | None]:
-    """Return the handler. Its output: what listeners returned, by their names, if any returned something."""
+    """Return the handler. Its output: the results of listeners, by their names, if any returned something."""
 
     def run(ctx: JobContext) -> dict[str, Any] | None:
         event, data = _read(ctx.payload)

@@ -26,9 +26,9 @@ from jobpool.message.capped_text import HeadTail
 Opened = TypeVar("Opened")
 
 _READ_BYTES = 1 << 16
-_DEATH_TIMEOUT_S = 0.3  # seconds for which a killed program's death is waited for; what does not die (state D) is left
+_DEATH_TIMEOUT_S = 0.3  # seconds to wait for a killed program's death; one that does not die (state D) is left
 _RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-"""Signals that the program is to meet as usual, whatever its parent ignores."""
+"""Signals that the program gets with their default action, even if its parent ignores them."""
 
 
 def run(
@@ -40,7 +40,7 @@ def run(
     Raises `OSError`: it cannot be started.
 
     Returns:
-        Its exit status (negative = the signal that killed it; None = nobody knows). The text printed on its two
+        Its exit status (negative = the signal that killed it; None = unknown). The text printed on its two
         streams: beginning and end, if it was much.
     """
     out, err = HeadTail(cap), HeadTail(cap)

@@ -1,4 +1,4 @@
-"""`jobpool doctor`: what in the configuration, the machine and the broker loses jobs.
+"""`jobpool doctor`: a search for settings of the pool, the machine and the broker that can lose jobs.
 
 Facts are gathered apart from the judgements, which are pure functions of them. Each backend judges its broker's own
 settings (`QueueBackend.diagnose`).

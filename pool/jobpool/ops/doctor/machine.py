@@ -23,14 +23,14 @@ from jobpool.message.units import format_size, parse_duration
 from jobpool.settings import Settings
 
 STOP_MARGIN_S = 2.0  # seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes
-STOP_VARIABLE = "TIMEOUT_STOP_SEC"  # says how long the supervisor waits, where nobody can be asked
+STOP_VARIABLE = "TIMEOUT_STOP_SEC"  # how long the supervisor waits, where it cannot be asked
 KUBERNETES_GRACE = 30.0  # seconds. Source: Kubernetes, Pod v1, terminationGracePeriodSeconds.
 DOCKER_GRACE = 10.0  # seconds. Source: docker stop, --time.
 SYSTEMCTL_LIMIT_S = 3.0  # seconds that systemctl may take
 
 _SYSTEMD_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
-NO_LIMIT_BYTES = 1 << 60  # what control groups say when there is no limit is above this
+NO_LIMIT_BYTES = 1 << 60  # without a limit, control groups report more than this
 
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
 LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()  # unix times between which a clock may be right

@@ -1,8 +1,8 @@
 """From a host to the addresses that may be called: all that it has, or none.
 
 The tables are those of IANA's registries of special-purpose addresses (iana-ipv4-special-registry and
-iana-ipv6-special-registry), written out because `ipaddress.is_global` differs between Python's releases and does not
-say why. Where a range is reachable in theory and names no web server in practice, it is refused.
+iana-ipv6-special-registry). They are written out because `ipaddress.is_global` differs between Python's releases and
+does not say why. Where a range is reachable in theory and names no web server in practice, it is refused.
 """
 
 from __future__ import annotations

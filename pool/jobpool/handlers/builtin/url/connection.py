@@ -4,7 +4,7 @@ urllib3 is given the address, not the name, so there is nothing left to resolve:
 looked. The name goes into the `Host` header, the TLS handshake (SNI) and the check of the certificate. Connections are
 used directly, without a pool or its manager: so there are no redirects, no retries, no proxies and no environment.
 
-A socket's own timeout starts anew with every system call, so a peer that sends a byte now and then could hold a call
+A socket's own timeout starts anew with every system call. So a peer that sends a byte now and then could hold a call
 open forever. And http.client can be told to read without end: by a chunk of size -1, for one. Here each system call
 gets the rest of the call's time, and received bytes are counted, without a thread or a signal.
 """
@@ -176,7 +176,7 @@ class BoundedSocket(socket.socket):
         self.settimeout(self.bounds.left())
         return self.bounds.took(super().recv_into(*args, **options))
 
-    def send(self, data: ReadableBuffer, flags: int = 0) -> int:  # what TLS sends with
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:  # TLS sends with this
         self.settimeout(self.bounds.left())
         return super().send(data, flags)
 
