@@ -53,7 +53,7 @@ def awaited(value: Any) -> Any:
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel tasks, timers and callbacks, which would go on in the next attempt. Run the loop until tasks have ended."""
+    """Cancel tasks, timers and callbacks, which would go on in the next attempt. Runs the loop until tasks end."""
     import asyncio
 
     tasks = asyncio.all_tasks(loop)
