@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Closable)
 class IdleConnections(Generic[C]):
     """The connections of one process that wait for their next use, by whatever thread; none crosses a fork.
 
-    `place` names the database in errors.
+    `place` names the server or file in errors.
     """
 
     def __init__(self, place: str) -> None:
@@ -67,7 +67,7 @@ class IdleConnections(Generic[C]):
         return os.getpid() != self._pid
 
     def check_usable(self) -> None:
-        """Raise when this database was closed, or inherited by a fork."""
+        """Raise when the backend was closed, or inherited by a fork."""
         if self.closed:
             raise BackendUnavailable(f"{self._place} was closed here: open the backend again")
         if os.getpid() != self._pid:

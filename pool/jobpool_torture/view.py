@@ -80,7 +80,7 @@ class Progress:
                 sys.stderr.flush()
 
     def tell(self, now: Phases) -> None:
-        """Show the newest now."""
+        """Show these counts and phases."""
         with suppress(OSError):
             if sys.stderr.isatty():
                 self._show(now)

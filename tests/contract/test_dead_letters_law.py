@@ -154,6 +154,17 @@ def test_the_oldest_dead_are_deleted_first_up_to_the_limit(backend: QueueBackend
 
 
 @pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])
+def test_one_that_is_raised_by_its_id_goes_to_its_own_queue(backend: QueueBackend, verb: Verb) -> None:
+    """Also if the broker's connection was busy with another queue since it was looked at."""
+    [known] = died(backend, 1)
+    assert left(backend) == [known]
+    backend.enqueue(a_job(queue=MAILS))
+    assert backend.bulk(MessageFilter(ids=(known,)), verb) == 1
+    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=2)] == [known]
+    assert len(backend.fetch_many(MAILS, limit=2)) == 1
+
+
+@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])
 def test_many_are_raised_in_bounded_steps_and_each_once(backend: QueueBackend, verb: Verb) -> None:
     known = died(backend, 120)
     counts = [backend.bulk(MessageFilter(queue=QUEUE, states=DEAD), verb, limit=50) for _ in range(4)]

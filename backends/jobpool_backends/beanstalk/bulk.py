@@ -85,6 +85,7 @@ class BulkChanger:
             command = put_command(counters.priority, 0, counters.ttr, to_bytes(alive, body, len(job.body)))
         else:
             command = b"release %d %d 0" % (job.id, counters.priority)
+        connection.use(connection.address.tube(letter.message.queue))  # a known letter may be of any queue
         [answer] = connection.burst([command])
         match answer:
             case (b"INSERTED", _):

@@ -98,8 +98,11 @@ class Tidy:
             if not linux.restore_limits(self._limits):
                 return LIMITS
             self._limits_text = linux.limits_text()
-        if linux.scheduling() != self._scheduling and not linux.restore_scheduling(self._scheduling):
-            return SCHEDULING
+        if (now := linux.scheduling()) != self._scheduling:
+            if now == linux.scheduling(os.getppid()):  # a change of the whole group's, such as a cgroup's processors
+                self._scheduling = now
+            elif self._scheduling is not None and not linux.restore_scheduling(self._scheduling):
+                return SCHEDULING
         return ""
 
     def _tell_crashes(self) -> None:

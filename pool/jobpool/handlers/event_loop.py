@@ -1,7 +1,7 @@
 """An event loop for `async def` handlers, one a thread, kept from one attempt to the next.
 
 A new loop costs 100 microseconds, and an app's open connections belong to the old one. So the loop is kept, cleared of
-tasks, timers and callbacks, unless the attempt has changed how it runs others.
+tasks, timers, callbacks and settings, unless the attempt has used the loop's own threads.
 
 The alarm may raise in any task, and the task keeps that error. So when it fires, the loop is stopped as well (`stop`,
 called from the signal handler), and nothing waits for a task that swallowed it.
@@ -23,9 +23,6 @@ class _Keeper(threading.local):
 
 _kept = _Keeper()
 
-_CHANGES = ("_default_executor", "_executor_shutdown_called", "_task_factory", "_exception_handler", "_debug")
-"""Attributes of Python's own loops that are false in a new one; a loop that lacks them is never kept."""
-
 
 def awaited(value: Any) -> Any:
     """Return the value; of a coroutine, its result, or raise its error. Cancel what it leaves in the loop.
@@ -39,20 +36,33 @@ def awaited(value: Any) -> Any:
     loop = _kept.loop
     if loop is None or loop.is_closed():
         loop = _kept.loop = asyncio.new_event_loop()
+    threads, debug = threading.active_count(), loop.get_debug()
     try:
         return loop.run_until_complete(value)
     finally:
         value.close()  # does nothing, unless the loop refused to run it
         if not loop.is_running():  # else somebody's own loop, in which the coroutine could not run
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            for handle in (*getattr(loop, "_scheduled", ()), *getattr(loop, "_ready", ())):
-                handle.cancel()
-        if any(getattr(loop, name, True) for name in _CHANGES):
-            close()
+            loop.set_task_factory(None)
+            loop.set_exception_handler(None)
+            loop.set_debug(debug)
+            _cancel_all(loop)
+            # Threads of `asyncio.to_thread` end with the loop's executor only, and one that is shut down stays so.
+            spoilt = getattr(loop, "_default_executor", None) or getattr(loop, "_executor_shutdown_called", False)
+            if spoilt or threading.active_count() > threads:
+                close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel tasks, timers and callbacks, which would go on in the next attempt. Runs the loop until tasks end."""
+    import asyncio
+
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    for handle in (*getattr(loop, "_scheduled", ()), *getattr(loop, "_ready", ())):
+        handle.cancel()
 
 
 def stop() -> None:
@@ -70,7 +80,6 @@ def close() -> None:
     loop, _kept.loop = _kept.loop, None
     if loop is None or loop.is_closed() or loop.is_running():
         return
-    loop.set_task_factory(None)
     try:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())

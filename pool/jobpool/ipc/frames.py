@@ -38,8 +38,8 @@ class BadFrame(ValueError):
     """A packet is not a frame of ours: rubbish, cut short, or of another version."""
 
 
-class JsonFrame(Struct, frozen=True, forbid_unknown_fields=True):
-    """A frame that is a tag and its fields as JSON."""
+class JsonFrame(Struct, frozen=True):
+    """A frame that is a tag and its fields as JSON. Fields of a later version are ignored: a reload may bring one."""
 
     def encode(self) -> bytes:
         return _TAGS[type(self)] + orjson.dumps(self, asdict)  # msgspec would send a key of another type as text

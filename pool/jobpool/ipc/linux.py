@@ -212,12 +212,21 @@ def rights() -> tuple[int, list[bytes]]:
     return os.getpriority(os.PRIO_PROCESS, 0), _RIGHTS.findall(_told_of_self("status"))
 
 
-def scheduling() -> tuple[set[int], int, int]:
-    """Return the processors that this thread may use, its scheduling policy, and its priority there."""
-    return os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
+Scheduling = tuple[set[int], int, int]
 
 
-def restore_scheduling(before: tuple[set[int], int, int]) -> bool:
+def scheduling(pid: int = 0) -> Scheduling | None:
+    """Return the processors that a process may use, its policy, and its priority there; None: it cannot be known.
+
+    musl refuses the question.
+    """
+    try:
+        return os.sched_getaffinity(pid), os.sched_getscheduler(pid), os.sched_getparam(pid).sched_priority
+    except OSError:
+        return None
+
+
+def restore_scheduling(before: Scheduling) -> bool:
     """Set what `scheduling` has returned; return whether that was allowed."""
     processors, policy, priority = before
     try:

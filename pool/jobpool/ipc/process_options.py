@@ -26,7 +26,7 @@ _SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PA
 _SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
 
 
-class ChildOptions(Struct, frozen=True, forbid_unknown_fields=True):
+class ChildOptions(Struct, frozen=True):
     """Options of a child. JSON-able; the same for all children of one fork server."""
 
     apps: list[str] = field(default_factory=list)  # modules to import, in order
@@ -46,8 +46,11 @@ class ChildOptions(Struct, frozen=True, forbid_unknown_fields=True):
     allowances: dict[str, Any] = field(default_factory=dict)  # permissions of built-in handlers; {} = none
 
 
-class ProgramOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of a program that the master starts; the field `options` has those of its app."""
+class ProgramOptions(Struct, frozen=True):
+    """The options of a program that the master starts; the field `options` has those of its app.
+
+    Fields that it does not know are ignored: the master of a reload may be of another version.
+    """
 
     def to_json(self) -> bytes:
         """Return it as JSON. Not by msgspec: names of files and variables need not be UTF-8."""

@@ -317,12 +317,40 @@ def test_nothing_that_an_async_handler_does_to_its_loop_meets_the_next_one(
     def run() -> None:
         loops.awaited(spoil())
         found.append(loops.awaited(look_about()))
+        loops.awaited(spoil())
         loops.close()
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     assert found == [(42, False)]
+
+
+@pytest.mark.parametrize("spoil", [leave_timer, leave_callback, set_factory, debug])
+def test_a_loop_is_kept_with_the_connections_of_an_app_unless_its_threads_were_used(
+    spoil: Callable[[], Awaitable[None]],
+) -> None:
+    used: list[asyncio.AbstractEventLoop] = []
+
+    async def note() -> None:
+        used.append(asyncio.get_running_loop())
+
+    async def nested() -> None:
+        await note()
+        inner = note()
+        with pytest.raises(RuntimeError, match="running"):
+            loops.awaited(inner)
+
+    def run() -> None:
+        for work in (note, spoil, note, nested, note):
+            loops.awaited(work())
+        loops.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(used) == 4
+    assert len(set(used)) == 1
 
 
 def test_context_variables_last_for_one_attempt_from_its_first_hook_to_its_last() -> None:

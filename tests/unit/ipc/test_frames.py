@@ -66,6 +66,11 @@ def test_a_plain_success_is_a_head_and_nothing_else() -> None:
     assert len(Result(9, ResultKind.SUCCEEDED, 12.5, 0.25).encode()) == RESULT_HEAD.size
 
 
+def test_a_field_of_a_later_version_is_left_out() -> None:
+    """A pool that is older than the installed code hears from its processes, after a reload."""
+    assert decode(b'\x20{"handlers":[{"name":"report","colour":"red"}],"sound":1}') == Loaded([HandlerInfo("report")])
+
+
 def test_rubbish_is_a_bad_frame() -> None:
     for packet in [
         b"",

@@ -22,9 +22,14 @@ def test_names_that_are_not_utf_8_come_back() -> None:
     assert ForkServerConfig.from_json(config.to_json()) == config
 
 
-def test_options_of_another_version_are_refused() -> None:
-    with pytest.raises(msgspec.ValidationError, match="colour"):
-        ForkServerConfig.from_json(b'{"options": {"colour": "red"}}')
+def test_options_of_a_later_version_are_left_out_and_lacking_ones_refused() -> None:
+    """A pool that is older than the installed code starts its fork servers from that, at a reload."""
+    config = ForkServerConfig(OPTIONS, "a:b", "c:d")
+    later = msgspec.json.decode(config.to_json())
+    later["options"]["colour"] = later["colour"] = "red"
+    assert ForkServerConfig.from_json(msgspec.json.encode(later)) == config
+    with pytest.raises(msgspec.ValidationError, match="child_main"):
+        ForkServerConfig.from_json(b'{"options": {}}')
 
 
 def test_what_only_the_master_may_know_is_scrubbed() -> None:

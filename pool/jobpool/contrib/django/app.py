@@ -11,6 +11,7 @@ from importlib import import_module
 import django
 from django.apps import apps
 from django.conf import ENVIRONMENT_VARIABLE, settings
+from django.core.cache import caches
 from django.db import close_old_connections, connections, reset_queries
 from django.utils.module_loading import autodiscover_modules
 
@@ -76,3 +77,4 @@ jobpool.after_attempt(_end_attempt)
 for _connection in connections.all(initialized_only=True):  # that the import has opened: no two children may share one
     if not _connection.in_atomic_block:
         _connection.close()
+caches.all()  # made here, where all attempts see them: one made in an attempt is gone with its context
