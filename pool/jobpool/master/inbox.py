@@ -45,6 +45,8 @@ class Inbox:
         select.select((self.fd,), (), (), seconds)  # of all that wait for a descriptor, it alone knows microseconds
 
     def close(self) -> None:
+        """Close it. A thread that comes later wakes nobody: the descriptor's number may be another file's by then."""
+        self._rung = True
         os.close(self.fd)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import socket
 import threading
 from contextlib import closing
 
@@ -34,6 +36,18 @@ def test_no_event_and_no_wake_up_is_lost_between_threads() -> None:
 def _write(inbox: Inbox) -> None:
     for number in range(EACH):
         inbox.put(SignalCame(number))
+
+
+def test_a_thread_that_comes_after_the_end_writes_to_no_descriptor() -> None:
+    """Its number may be another file's by then."""
+    inbox = Inbox()
+    inbox.close()
+    here, there = socket.socketpair()
+    with here, there:
+        os.dup2(there.fileno(), inbox.fd)
+        inbox.put(SignalCame(7))
+        os.close(inbox.fd)
+        assert select.select([here], [], [], 0.0)[0] == []
 
 
 def test_a_wait_ends_with_an_event_or_its_time() -> None:
