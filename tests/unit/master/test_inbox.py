@@ -40,9 +40,9 @@ def _write(inbox: Inbox) -> None:
 
 def test_a_thread_that_comes_after_the_end_writes_to_no_descriptor() -> None:
     """Its number may be another file's by then."""
+    here, there = socket.socketpair()
     inbox = Inbox()
     inbox.close()
-    here, there = socket.socketpair()
     with here, there:
         os.dup2(there.fileno(), inbox.fd)
         inbox.put(SignalCame(7))
