@@ -328,7 +328,8 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
         go_on(ctx, value, ending.plain)
         if value is None and masker is None:
             return ending.SUCCEEDED
-        return Ending(ResultKind.SUCCEEDED, *ending.rendered(value, masker, cap))
+        output, kept = ending.rendered(value, masker, cap)
+        return Ending(ResultKind.SUCCEEDED, output, kept)
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import accumulate
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,9 +31,6 @@ OVERSIZED = bytes(MAX_BODY_BYTES + 1)  # for a body too large to be brought; `de
 
 _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"
-)
-_SIGNED_FIELDS = attrgetter(
-    "job", "payload", "queue", "priority", "max_retries", "name", "identifier", "idempotency_key", "meta"
 )
 _TRACEPARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -228,8 +225,11 @@ def verify(envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
         BadSignature: The signature is missing or wrong under every key.
         MalformedEnvelope: It was signed for another queue.
     """
-    if signer.active and not signer.verify(canonical(_SIGNED_FIELDS(envelope)), envelope.sig):
-        raise BadSignature("the signature is wrong" if envelope.sig else "the signature is missing")
+    if signer.active:
+        e = envelope
+        signed = (e.job, e.payload, e.queue, e.priority, e.max_retries, e.name, e.identifier, e.idempotency_key, e.meta)
+        if not signer.verify(canonical(signed), e.sig):
+            raise BadSignature("the signature is wrong" if e.sig else "the signature is missing")
     if envelope.queue != queue:
         raise MalformedEnvelope(f"the message was sent to queue {envelope.queue!r} and fetched from {queue!r}")
 
