@@ -205,7 +205,7 @@ def _why(message: Message) -> str:
 
     said = headline(message.last_error) or cause_headline(message.cause)
     if message.state is State.DELAYED and message.deliveries and not said:
-        said = "given back: the pool's log says why"
+        said = f"snoozed or held back, due in {format_duration(max(0.0, message.available_at - time.time()))}"
     return ": ".join(part for part in (message.reason, said) if part)
 
 

@@ -153,6 +153,14 @@ def test_list_filters_and_limits(jobpool: Jobpool) -> None:
     assert "there are more than 2; --limit 0 lists all" in jobpool("list", "--limit", "2").stderr
 
 
+def test_the_list_says_why_a_job_that_did_not_fail_is_delayed(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "report", "-Q", "reports")
+    lease = broker.fetch("reports")
+    assert lease is not None
+    assert broker.release(lease, 600)
+    assert "  snoozed or held back, due in 9m59s\n" in jobpool("list").output
+
+
 def test_nothing_found_is_said_on_stderr(jobpool: Jobpool, tmp_path: Path) -> None:
     for words in (["list"], ["dead"], ["inspect", "x"], ["stats"], ["purge", "--all", "-y"], ["claim", "list"]):
         result = jobpool(*words)
