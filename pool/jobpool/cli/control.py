@@ -15,7 +15,7 @@ from msgspec import structs
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
 from jobpool.cli.messages import moment, queue_option, terms_argument
-from jobpool.cli.options import Command, as_json, confirmed, option, time_option
+from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
@@ -223,7 +223,7 @@ def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: di
             say(one_line(f"would cancel batch {batch.id}: {plural(batch.left, 'member')}"))
 
 
-@click.command("edit", cls=Command, short_help="Change when waiting jobs run, their priority or queue.")
+@click.command("edit", cls=Command, common=SIGNER, short_help="Change when waiting jobs run, their priority or queue.")
 @terms_argument
 @queue_option
 @bulk.all_option

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from jobpool.cli.options import Command, as_json, bare_id, option
+from jobpool.cli.options import BROKER, Command, as_json, bare_id, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
@@ -241,7 +241,7 @@ def _describe(message: Message) -> None:
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
-@click.command("stats", cls=Command, short_help="Count the messages of queues.")
+@click.command("stats", cls=Command, common=("runtime_dir", *BROKER), short_help="Count the messages of queues.")
 @names_argument
 @names_option
 @as_json

@@ -16,7 +16,7 @@ from jobpool.cli.session import Session
 from jobpool.errors import NO_APP, ConfigurationError
 
 
-@click.command("run-one", cls=Command)
+@click.command("run-one", cls=Command, common=())
 @click.argument("handler")
 @click.argument("payload", nargs=-1)
 @setting("apps", "Options")
