@@ -119,6 +119,15 @@ def test_a_retry_names_the_error_that_it_is_for() -> None:
     assert last == "jobpool.errors.Retry: retry asked for after 2 s (ValueError: boo)"
 
 
+@pytest.mark.parametrize("kind", [Retry, Snooze])
+def test_a_wait_that_the_handler_has_spoilt_is_a_failed_attempt(kind: type[Retry | Snooze]) -> None:
+    error = kind(after=1)
+    error.after = "soon"  # type: ignore[assignment]
+    made = attempt(raising(error))
+    assert (made.kind, made.after) == (ResultKind.FAILED, 0.0)
+    assert made.error.endswith("(after must be 0 to 3162240000 seconds, not 'soon')")
+
+
 def test_a_huge_error_is_cut() -> None:
     registry = HandlerRegistry()
     registry.handler("it")(raising(ValueError("x" * 100_000)))

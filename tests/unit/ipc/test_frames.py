@@ -119,12 +119,6 @@ def test_a_job_that_json_cannot_carry_is_not_sent_as_another(payload: object) ->
         Ask([{"handler": "report", "payload": payload}]).encode()
 
 
-def test_an_endless_delay_is_a_very_long_one() -> None:
-    answer = decode(Result(9, ResultKind.SNOOZE, 12.5, 0.25, after=math.inf).encode())
-    assert isinstance(answer, Result)
-    assert 1e9 < answer.after < math.inf
-
-
 @pytest.mark.parametrize("frame", ONE_OF_EACH, ids=lambda frame: type(frame).__name__)
 def test_a_frame_cut_anywhere_never_raises_anything_else(frame: Frame) -> None:
     packet = frame.encode()
