@@ -135,7 +135,9 @@ def told(error: BaseException, cap: int) -> str:
             return cap_text(str(error), cap)
         trace = None if isinstance(error, BaseExceptionGroup) else error.__traceback__  # its members have their own
         lines = TracebackException(type(error), error, below or trace).format()
-        return cap_text("".join(lines).rstrip("\n"), cap)
+        quoted = "\nTraceback (most"  # by a message: indented, so that nobody takes it for the error's own
+        text = "".join(line.replace(quoted, quoted.replace("\n", "\n  ")) for line in lines)
+        return cap_text(text.rstrip("\n"), cap)
     except Exception:  # noqa: BLE001 - an error that cannot be told is still a failed attempt
         return named(error)
 
@@ -164,8 +166,7 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
 
 def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
     """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
-    number = f"{seconds:.6f}".rstrip("0").rstrip(".")
-    return where_met(f"Job '{name}' exceeded maximum execution time of {number} seconds.", stack, cap, hook)
+    return where_met(f"Job '{name}' exceeded maximum execution time of {seconds:.12g} seconds.", stack, cap, hook)
 
 
 def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -> str:

@@ -516,10 +516,22 @@ class TestTimeouts:
             stage.lease("slow")
             [slot] = stage.busy
             stage.after(at)
-            stage.tell(ev.Sampled([(slot.child, 101, cpu)], stage.now))
+            stage.tell(ev.Sampled([(slot.child, 101, cpu, False)], stage.now))
             stage.after(11.0 - at)
             stage.after(DUMP_BEFORE_KILL_S + 0.001)
             assert ("preload = false" in slot.ending_text) is said, (at, cpu)
+
+    def test_one_that_is_stopped_is_told_apart(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        stage.after(0.5)
+        stage.tell(ev.Sampled([(slot.child, 101, 0.0, True)], stage.now))
+        stage.after(10.5)
+        stage.after(DUMP_BEFORE_KILL_S + 0.001)
+        assert slot.ending_text.endswith(
+            "\nIts process was stopped, by SIGSTOP or a debugger, and ran nothing any more."
+        )
 
     def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
         stage = Stage(workers=1).boot()
@@ -577,7 +589,7 @@ class TestTimeouts:
         stage.lease("report")
         [slot] = stage.busy
         stage.now += 0.1
-        assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)], stage.now)), act.KillChild)) == 1
+        assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5, False)], stage.now)), act.KillChild)) == 1
         stage.die(slot, signal=signal.SIGKILL)
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Abandon)
@@ -592,9 +604,9 @@ class TestTimeouts:
         stage.answer(slot)
         assert slot.deliveries
         stage.now += 0.05
-        assert not of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)], looked_at)), act.KillChild)
+        assert not of(stage.tell(ev.Sampled([(slot.child, 101, 0.5, False)], looked_at)), act.KillChild)
         stage.now += 0.05
-        assert of(stage.tell(ev.Sampled([(slot.child, 102, 0.5)], stage.now)), act.KillChild)
+        assert of(stage.tell(ev.Sampled([(slot.child, 102, 0.5, False)], stage.now)), act.KillChild)
 
 
 class TestLeases:
