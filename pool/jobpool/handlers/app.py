@@ -108,7 +108,7 @@ def _why(app: str, error: BaseException) -> str:
         text = "it cannot be shown"
     if isinstance(error, ImportError) and text.endswith("no known parent package"):
         text += f"; a file is imported on its own: name the module, {as_module(Path(app).resolve())}"
-    return f"the app {app} does not import: {type(error).__name__}: {text}{where}"
+    return f"the app {app} does not import: {type(error).__name__}{text and ': '}{text}{where}"
 
 
 def as_module(path: Path) -> str:
