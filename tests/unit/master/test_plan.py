@@ -529,9 +529,7 @@ class TestTimeouts:
         stage.tell(ev.Sampled([(slot.child, 101, 0.0, True)], stage.now))
         stage.after(10.5)
         stage.after(DUMP_BEFORE_KILL_S + 0.001)
-        assert slot.ending_text.endswith(
-            "\nIts process was stopped, by SIGSTOP or a debugger, and ran nothing any more."
-        )
+        assert slot.ending_text.endswith("\nIts process was stopped, by SIGSTOP or a debugger, and ran nothing more.")
 
     def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
         stage = Stage(workers=1).boot()
