@@ -55,6 +55,8 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
     is_first, pool.generation = pool.generation == 0, event.generation
+    if server.is_reload:
+        pool.boot.succeeded()  # what failed was the old code
     pool.reload_error = ""
     pool.handlers = {info.name: info for info in event.app.handlers}
     serve_named(pool, event.app.handlers, is_first=is_first)

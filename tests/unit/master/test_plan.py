@@ -886,6 +886,17 @@ class TestReload:
         stage.now += 5.0
         assert next_due(stage.pool, stage.now) >= stage.now + 0.5
 
+    def test_children_of_new_code_do_not_wait_for_the_back_off_of_the_old(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2)
+        [newborn] = [slot for slot in stage.pool.slots.live if slot.generation == 2]
+        stage.die(newborn, signal=None, code=0)
+        assert stage.pool.boot.failures == 1
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert len(of(stage.load(generation=3), act.SpawnChild)) == 1
+        assert stage.pool.boot.failures == 0
+
     def test_a_busy_child_that_left_as_it_was_told_did_not_crash(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("report")
