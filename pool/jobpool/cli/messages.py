@@ -23,6 +23,7 @@ from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
 from jobpool.message.names import DEFAULT_QUEUE, check_queue
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.units import format_duration
+from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
@@ -61,7 +62,7 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
     """List messages in the order of their enqueue.
 
     FILTER: queue:reports handler:report state:dead reason:timeout "age:>1h" id:ID "some text". Every term must match;
-    a word of 16 hex digits is an id.
+    a word that is the id of a message stands for that.
     """
     show(session, read_filter(terms, queue), limit, json_)
 
@@ -105,7 +106,7 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilt
 def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
     with session.broker() as backend:
-        where = listable(backend, where)
+        where = listable(backend, id_meant(backend, where))
         if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue)
         found = list(_pages(backend, where, limit + 1 if limit else 0))
@@ -118,8 +119,28 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
         note(MORE.format(limit))
 
 
+def unknown_reason(where: MessageFilter) -> str:
+    """Say that nothing has this reason, if it is not one of jobpool's; "" = it is, or none is asked for."""
+    from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
+
+    known = FAILED_REASONS | OTHER_REASONS
+    if where.reason is None or where.reason in known:
+        return ""
+    return f"no message matches: none has the reason {where.reason!r}{nearest(where.reason, known)}"
+
+
+def id_meant(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
+    """Return the filter with its text as an id, if a message has exactly that one."""
+    text = where.text
+    if text is None or where.ids or not backend.capabilities.keeps_records or backend.inspect(text) is None:
+        return where
+    return structs.replace(where, text=None, ids=(text,))
+
+
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     """Say that nothing was found, and which queues there are if the chosen one is empty."""
+    if told := unknown_reason(where):
+        return told
     if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"

@@ -268,6 +268,28 @@ def test_dead_letters_are_retried_by_reason_and_purged(jobpool: Jobpool, broker:
     assert broker.stats("default").waiting == 2
 
 
+def test_a_reason_that_nothing_has_is_told(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "a")
+    kill_off(broker, "default", "failed")
+    told = "no message matches: none has the reason 'faild'; did you mean 'failed'?\n"
+    assert jobpool("dead", "list", "reason:faild").stderr == told
+    refused = jobpool("dead", "retry", "reason:faild", "-y")
+    assert (refused.exit_code, refused.stderr) == (1, f"jobpool: {told}")
+    assert jobpool("dead", "list", "reason:timeout").stderr == "no message matches\n"
+
+
+def test_a_word_that_is_the_id_of_a_message_is_taken_as_one(jobpool: Jobpool) -> None:
+    enqueue(jobpool, "a", "rep-1=1", "--id", "other")
+    enqueue(jobpool, "a", "--id", "rep-1")
+    assert [one["id"] for one in json.loads(jobpool("list", "rep-1", "--json").stdout)] == ["rep-1"]
+    cancelled = jobpool("cancel", "rep-1")
+    assert (cancelled.exit_code, cancelled.stdout) == (0, "rep-1  cancelled\n")
+    assert jobpool("dead", "retry", "rep-1", "-y").stdout == "1 message retried\n"
+    assert jobpool("edit", "rep-1", "--priority", "1").stdout == "rep-1  edited\n"
+    assert jobpool("purge", "rep-1", "-y").stdout == "1 message purged\n"
+    assert [one["id"] for one in json.loads(jobpool("list", "rep-1", "--json").stdout)] == ["other"]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
