@@ -58,8 +58,8 @@ def _import(app: str) -> None:
     except ConfigurationError as error:
         raise ConfigurationError(f"the app {app} does not import: {error}") from error
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            raise  # of a person at a terminal; a pool ignores the signal while it imports
+        if isinstance(error, KeyboardInterrupt) and callable(signal.getsignal(signal.SIGINT)):
+            raise  # of a person; a pool ignores the signal while it imports
         refused = ConfigurationError(_why(app, error))
         if stack := _stack(error):
             refused.add_note(stack)
