@@ -46,7 +46,7 @@ class JobDefinition:
         misfire: Treatment of firings that cron missed: `skip`, `one`, or `all(n)`, the newest n, 1..1000.
         meta: The producer's own JSON object, handed to the handler; keys starting with `_`, and `v`, are reserved.
         enabled: False: cron skips it.
-        idempotency_key: Trimmed. Once a job with the key is done, others are skipped.
+        idempotency_key: Trimmed; empty = None. Once a job with the key is done, others are skipped.
         unique: Enqueue only if no job with this idempotency key exists.
         identifier: The message's id; None = minted. Enqueueing it again changes nothing.
         expires_in: Seconds, > 0, after its enqueue; not started by then, it is a dead letter `expired`.
@@ -329,12 +329,11 @@ def _check_moment(moment: datetime) -> datetime:
         raise InvalidJob(f"scheduled_at {moment.isoformat()} is outside the years 1 to 9999 in UTC") from None
 
 
-def _check_key(key: str, what: str) -> str:
+def _check_key(key: str, what: str) -> str | None:
     if not isinstance(key, str):
         raise InvalidJob(f"{what} is text, not {type(key).__name__}")
-    if not (trimmed := key.strip()):
-        raise InvalidJob(f"{what} is empty: give a key, or leave it out")
-    return check_name(trimmed, what)
+    trimmed = key.strip()
+    return check_name(trimmed, what) if trimmed else None
 
 
 def _check_meta(meta: dict[str, Any]) -> dict[str, Any]:
