@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 NO_APP = "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
+LONGEST_WAIT_S = 100 * 366 * 86400.0
 ENQUEUE_LATER = "enqueue below `if __name__ == '__main__':`, or in a program of its own"
 
 
@@ -111,19 +112,19 @@ class Unrecoverable(JobpoolError):
 
 
 class Retry(JobpoolError):
-    """Raised by a handler: try again after `after` seconds (>= 0). Burns one attempt."""
+    """Raised by a handler: try again after `after` seconds (0 to a hundred years). Burns one attempt."""
 
     def __init__(self, after: float = 0.0, reason: str = "") -> None:
         super().__init__(reason or f"retry asked for after {after} s")
-        self.after = _delay(after)
+        self.after = check_delay(after)
 
 
 class Snooze(JobpoolError):
-    """Raised by a handler: give the message back for `after` seconds (>= 0). Burns no attempt."""
+    """Raised by a handler: give the message back for `after` seconds (0 to a hundred years). Burns no attempt."""
 
     def __init__(self, after: float = 0.0, reason: str = "") -> None:
         super().__init__(reason or f"snoozed for {after} s")
-        self.after = _delay(after)
+        self.after = check_delay(after)
 
 
 class HardTimeout(BaseException):
@@ -141,7 +142,8 @@ class Cancelled(BaseException):
     """
 
 
-def _delay(after: float) -> float:
-    if isinstance(after, bool) or not isinstance(after, int | float) or not after >= 0:
-        raise InvalidJob(f"after must be >= 0 seconds, not {after!r}")
+def check_delay(after: float) -> float:
+    """Return the wait of a `Retry` or `Snooze` as a float, or raise `InvalidJob`: seconds from 0 to a hundred years."""
+    if isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after <= LONGEST_WAIT_S:
+        raise InvalidJob(f"after must be 0 to {LONGEST_WAIT_S:.0f} seconds, not {after!r}")
     return float(after)

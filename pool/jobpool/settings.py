@@ -248,7 +248,11 @@ class Settings:
         most=LONGEST_KEPT,
     )
 
-    memory_limit: int = _child(SIZE, "Memory above which a child is killed, as a failed attempt; 0 = no limit.", "0")
+    memory_limit: int = _child(
+        SIZE,
+        "Memory above which a child (less what its job starts) is killed, as a failed attempt; 0 = no limit.",
+        "0",
+    )
     output_cap: int = _child(
         SIZE, "Longest captured output of an attempt; beginning and end are kept.", "64K", least=1024
     )

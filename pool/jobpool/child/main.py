@@ -40,10 +40,10 @@ from jobpool.ipc.frames import (
     split_ticket,
 )
 from jobpool.ipc.inheritance import flush, writers
-from jobpool.ipc.postfork import BROKEN
 from jobpool.ipc.process_options import NO_LINES, ChildBoot, ChildOptions
 from jobpool.message import producer
 from jobpool.message.capped_text import DEFAULT_CAP, cap_text
+from jobpool.message.death import BROKEN
 from jobpool.message.envelope import decode_again
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind

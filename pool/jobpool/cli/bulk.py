@@ -144,6 +144,7 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
 def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, bool], **limits: Any) -> None:
     with session.broker() as backend:
+        where = messages.id_meant(backend, where)
         queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
         if _goes_whole(backend, where):
             queues = queues or meet_queues(session, backend, where.queue)
@@ -199,9 +200,11 @@ def _check_ids(sweep: Sweep, count: int) -> None:
 
 
 def _check_words(where: MessageFilter) -> None:
-    """Refuse a lone word that was meant as an id, and that no message has in its text either."""
+    """Refuse a reason that nothing has, and a lone word meant as an id that no message has in its text either."""
+    if told := messages.unknown_reason(where):
+        raise click.ClickException(told)
     if where.text and " " not in where.text and structs.replace(where, states=()) == type(where)(text=where.text):
-        what = "neither an id, which has 16 hex digits, nor a filter such as queue:reports or id:mine"
+        what = "neither the id of a message nor a filter such as queue:reports"
         raise click.ClickException(f"{where.text!r} is {what}, and no message has it in its text")
 
 

@@ -16,7 +16,7 @@ import click
 from msgspec.structs import asdict
 
 from jobpool.cli.messages import MORE, limit_option, shown_value
-from jobpool.cli.options import Command, as_json, option, time_option
+from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import InvalidJob, JobpoolError, MalformedEnvelope
@@ -73,7 +73,7 @@ def post(
         answer_ids(json_, batches, "message", "posted; the ids are on stdout")
 
 
-@click.command("list", cls=Command, short_help="List the free messages of a queue.")
+@click.command("list", cls=Command, common=SIGNER, short_help="List the free messages of a queue.")
 @queue_argument
 @option("--claimed", is_flag=True, help="Show claimed and leased messages too.")
 @limit_option
@@ -118,7 +118,7 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
         raise click.ClickException(f"in queue {queue!r} somebody holds {', '.join(held)}: {mend}")
 
 
-@click.command("pop", cls=Command, short_help="Take messages and delete them at once.")
+@click.command("pop", cls=Command, common=SIGNER, short_help="Take messages and delete them at once.")
 @queue_argument
 @option("--limit", type=int, default=1, show_default=True, metavar="N", help="Largest number of messages, 1 to 20.")
 @as_json
@@ -144,7 +144,7 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-@click.command("create", cls=Command, short_help="Claim the oldest free messages of a queue.")
+@click.command("create", cls=Command, common=SIGNER, short_help="Claim the oldest free messages of a queue.")
 @queue_argument
 @option("--limit", type=int, default=10, show_default=True, metavar="N", help="Largest number of messages, 1 to 20.")
 @time_option("--ttl", default="5m", show_default=True, help=HOLD)
@@ -168,7 +168,7 @@ def create(session: Session, queue: str, limit: int, ttl: float, grace: float, m
     note(f"no message of queue {queue!r} is free")
 
 
-@click.command("show", cls=Command, short_help="Show a claim and the messages still in it.")
+@click.command("show", cls=Command, common=SIGNER, short_help="Show a claim and the messages still in it.")
 @queue_argument
 @claim_argument
 @as_json
@@ -178,7 +178,7 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
         _show(_select(backend, queue).get_claim(ident), json_)
 
 
-@click.command("renew", cls=Command, short_help="Hold the messages of a claim for longer.")
+@click.command("renew", cls=Command, common=SIGNER, short_help="Hold the messages of a claim for longer.")
 @queue_argument
 @claim_argument
 @time_option("--ttl", help=f"{HOLD}  [default: as before]")

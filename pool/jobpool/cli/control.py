@@ -14,8 +14,8 @@ from msgspec import structs
 
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
-from jobpool.cli.messages import moment, queue_option, terms_argument
-from jobpool.cli.options import Command, as_json, confirmed, option, time_option
+from jobpool.cli.messages import id_meant, moment, queue_option, terms_argument
+from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
@@ -187,6 +187,7 @@ def cancel(
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
+        where = id_meant(backend, where)
         live = structs.replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)
@@ -223,7 +224,7 @@ def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: di
             say(one_line(f"would cancel batch {batch.id}: {plural(batch.left, 'member')}"))
 
 
-@click.command("edit", cls=Command, short_help="Change when waiting jobs run, their priority or queue.")
+@click.command("edit", cls=Command, common=SIGNER, short_help="Change when waiting jobs run, their priority or queue.")
 @terms_argument
 @queue_option
 @bulk.all_option
@@ -262,6 +263,7 @@ def edit(
         raise click.UsageError("only jobs that wait or are delayed can be edited; `jobpool dead retry` is for the dead")
     with session.broker() as backend:
         changes = editing.read_changes(backend, 0 if asked["now"] else at, priority, move)
+        where = id_meant(backend, where)
         live = structs.replace(where, states=where.states or UNHELD)
         sweep = bulk.Answered(backend, live, "edit", act=partial(editing.edit_matching, backend, changes))
         if move is not None:

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import click
 from msgspec import structs
 
-from jobpool.cli.options import Command, as_json, option, setting
+from jobpool.cli.options import COMMON_KEYS, Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -40,7 +40,7 @@ def app(function: Function) -> Function:
     return setting("apps", "Options")(setting("cron_environment", "Options")(function))
 
 
-@click.command("run", cls=Command, short_help="Run a scheduler until told to stop.")
+@click.command("run", cls=Command, common=COMMON_KEYS, short_help="Run a scheduler until told to stop.")
 @option("--once", is_flag=True, help="Fire due and missed schedules, and exit.")
 @option("--test-time", metavar="TIME", help="Fire the schedules of this minute (ISO 8601) off the record, and exit.")
 @option("--only-scheduler", is_flag=True, help="Assert that no other scheduler runs, for brokers without keys.")

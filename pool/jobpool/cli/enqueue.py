@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, option, setting
+from jobpool.cli.options import SIGNER, Command, as_json, option, setting
 from jobpool.cli.output import answer_ids, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, InvalidJob
@@ -31,7 +31,7 @@ SHOWN_HANDLERS = 10  # names in the sentence about an unknown one
 Fit = Callable[[JobDefinition], JobDefinition]
 
 
-@click.command("enqueue", cls=Command)
+@click.command("enqueue", cls=Command, common=SIGNER)
 @click.argument("handler", required=False)
 @click.argument("payload", nargs=-1)
 @setting("apps", "Options")

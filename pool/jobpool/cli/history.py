@@ -15,7 +15,9 @@ from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import MOST_LINES
+from jobpool.message.outcome import Status
 from jobpool.message.printable import headline, json_text, printable
+from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.message.setting_types import History
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from jobpool.telemetry.metrics.rollup import Row
 
 MAX_FIELD_CHARS = 200  # characters of a field, unless all is asked for
+
+ENDS = [status.value for status in Status if status is not Status.EMPTY]
 
 SPANS = {"minute": 60, "hour": 3600}
 
@@ -36,7 +40,7 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 @click.command("history", cls=Command, short_help="Show recorded attempts.")
 @click.argument("job", required=False, metavar="[NAME]")
 @option("--limit", type=click.IntRange(1, 100_000), default=20, metavar="N", help="Show the newest N.  [default: 20]")
-@option("--status", metavar="WORD", help="Show attempts with this end: acked, requeued, dead-lettered, crashed, …")
+@option("--status", type=click.Choice(ENDS), metavar="WORD", help=f"Show attempts with this end: {', '.join(ENDS)}.")
 @option("--full", is_flag=True, help="Show long fields uncut.")
 @option("--history", "where", metavar="WHERE", help="Place of the history: table or file:PATH.")
 @option("--rollup", is_flag=True, help="Show sums by queue and handler, of all pools.")
@@ -91,18 +95,15 @@ def _place(session: Session, history: History) -> Iterator[Place]:
 
 
 def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) -> None:
-    from jobpool.telemetry.history.row import shortened
-
     status, queue, limit = asked["status"], asked["queue"], asked["limit"]
     rows = place.read(name, MOST_LINES if status or queue else limit)  # all, so that rare ones are found
     rows = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])][:limit]
-    if json_ and not asked["full"]:
-        rows = [{field: shortened(value, MAX_FIELD_CHARS) for field, value in row.items()} for row in rows]
     if rows and asked["full"] and not json_:
         for row in rows:
             _tell(row)
     else:
-        answer(json_, rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded")
+        near = "" if rows else nearest(name, set(place.names()) - {name})
+        answer(json_, rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded{near}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -68,6 +68,9 @@ MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {
 }
 """Words that others have for a verb of ours."""
 
+MEANT_OPTIONS = {"-n": "--limit", "--name": "--job-name"}
+"""Options that mean the pool's name, and what they are taken for where they do not."""
+
 NEAR, VERY_NEAR = 0.5, 0.8
 """How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
 `pause` does not mean `purge`."""
@@ -316,6 +319,8 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
 def _report(error: Exception) -> int:
     if isinstance(error, click.NoSuchOption) and (key := error.option_name.strip("-").replace("-", "_")) in REMOVED:
         return _say(USAGE, removed(error.option_name, key))
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        error = _hinted(error, error.ctx)
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else "jobpool"
         return _say(USAGE, error.format_message(), f"`{path} --help` lists what there is.")
@@ -329,6 +334,17 @@ def _report(error: Exception) -> int:
         return _say(FAILED, f"{error.filename}: {error.strerror}")
     hint = "A fault in jobpool; -vv shows where: please report it."
     return _say(FAILED, f"unexpected {type(error).__name__}: {error}", hint)
+
+
+def _hinted(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
+    """Say what was meant by an option that is a setting, and that this verb has no use for."""
+    name = error.option_name
+    one = next((one for one in SETTINGS.values() if name in (one.flags or ())), None)
+    if one is None:
+        return error
+    refused = f"`{ctx.command.name}` has no use for {name} (elsewhere: {one.means.rstrip('.')})."
+    meant = MEANT_OPTIONS.get(name)
+    return click.UsageError(refused + (f" Did you mean {meant!r}?" if meant in _values_taken(ctx.command) else ""), ctx)
 
 
 def _say(code: int, sentence: str, hint: str = "") -> int:

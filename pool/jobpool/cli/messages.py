@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from jobpool.cli.options import Command, as_json, bare_id, option
+from jobpool.cli.options import BROKER, Command, as_json, bare_id, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
 from jobpool.message.names import DEFAULT_QUEUE, check_queue
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.units import format_duration
+from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
@@ -59,7 +60,7 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
     """List messages in the order of their enqueue.
 
     FILTER: queue:reports handler:report state:dead reason:timeout "age:>1h" id:ID "some text". Every term must match;
-    a word of 16 hex digits is an id.
+    a word that is the id of a message stands for that.
     """
     show(session, read_filter(terms, queue), limit, json_)
 
@@ -105,7 +106,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
     from jobpool.broker.filters import matching
 
     with session.broker() as backend:
-        where = listable(backend, where)
+        where = listable(backend, id_meant(backend, where))
         if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue)
         found = list(matching(backend, where, limit + 1 if limit else 0))
@@ -118,8 +119,28 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
         note(MORE.format(limit))
 
 
+def unknown_reason(where: MessageFilter) -> str:
+    """Say that nothing has this reason, if it is not one of jobpool's; "" = it is, or none is asked for."""
+    from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
+
+    known = FAILED_REASONS | OTHER_REASONS
+    if where.reason is None or where.reason in known:
+        return ""
+    return f"no message matches: none has the reason {where.reason!r}{nearest(where.reason, known)}"
+
+
+def id_meant(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
+    """Return the filter with its text as an id, if a message has exactly that one."""
+    text = where.text
+    if text is None or where.ids or not backend.capabilities.keeps_records or backend.inspect(text) is None:
+        return where
+    return structs.replace(where, text=None, ids=(text,))
+
+
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     """Say that nothing was found, and which queues there are if the chosen one is empty."""
+    if told := unknown_reason(where):
+        return told
     if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"
@@ -198,7 +219,7 @@ def _why(message: Message) -> str:
 
     said = headline(message.last_error) or cause_headline(message.cause)
     if message.state is State.DELAYED and message.deliveries and not said:
-        said = "given back: the pool's log says why"
+        said = f"snoozed or held back, due in {format_duration(max(0.0, message.available_at - time.time()))}"
     return ": ".join(part for part in (message.reason, said) if part)
 
 
@@ -234,7 +255,7 @@ def _describe(message: Message) -> None:
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
-@click.command("stats", cls=Command, short_help="Count the messages of queues.")
+@click.command("stats", cls=Command, common=("runtime_dir", *BROKER), short_help="Count the messages of queues.")
 @names_argument
 @names_option
 @as_json

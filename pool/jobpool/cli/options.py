@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
@@ -15,7 +15,10 @@ from jobpool.settings import COMMON, SETTINGS
 Function = Callable[..., Any]
 
 COMMON_KEYS = tuple(key for key, setting in SETTINGS.items() if setting.section == COMMON and setting.flags)
-"""Keys of the settings that are options of every verb."""
+"""Keys of the settings that are options of more verbs than the pool."""
+
+BROKER = "backend", "log_level"  # of them, those of a verb that asks the broker
+SIGNER = "signing_key_file", *BROKER  # of one that signs or verifies, too
 
 
 class Option(click.Option):
@@ -27,20 +30,23 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A verb, with the options of all verbs. Its function gets a `Session` first, in place of their values.
+    """A verb, with the options of all verbs and those of `COMMON_KEYS` that it has a use for: `common`.
 
-    Its `--help` lists options under their headings, in the order in which they were declared.
+    Its function gets a `Session` first, in place of their values. Its `--help` lists options under their headings, in
+    the order in which they were declared.
     """
 
-    def __init__(self, *, callback: Function, params: list[click.Parameter], **kwargs: Any) -> None:
+    def __init__(
+        self, *, callback: Function, params: list[click.Parameter], common: Collection[str] = BROKER, **kwargs: Any
+    ) -> None:
         @functools.wraps(callback)
         def with_session(**params: Any) -> Any:
-            flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS)}
+            flags = {key: params.pop(key, None) for key in ("config", *COMMON_KEYS)}
             return callback(Session(flags, params.pop("verbose") - params.pop("quiet")), **params)
 
-        _stack(with_session, [*map(setting, COMMON_KEYS), *_OTHERS])
-        common: list[click.Parameter] = with_session.__click_params__[::-1]  # type: ignore[attr-defined]
-        super().__init__(callback=with_session, params=params + common, **kwargs)
+        _stack(with_session, [*(setting(key) for key in COMMON_KEYS if key in common), *_OTHERS])
+        added: list[click.Parameter] = with_session.__click_params__[::-1]  # type: ignore[attr-defined]
+        super().__init__(callback=with_session, params=params + added, **kwargs)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import NoReturn
 
 import click
 
@@ -16,7 +19,7 @@ from jobpool.cli.session import Session
 from jobpool.errors import NO_APP, ConfigurationError
 
 
-@click.command("run-one", cls=Command)
+@click.command("run-one", cls=Command, common=())
 @click.argument("handler")
 @click.argument("payload", nargs=-1)
 @setting("apps", "Options")
@@ -40,6 +43,8 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
 
     with suppress(OSError, ValueError, RuntimeError):  # a stderr without a descriptor
         faulthandler.enable()  # C code that crashes leaves its stack on the terminal
+    click.get_current_context().call_on_close(partial(setattr, os, "_exit", os._exit))
+    os._exit = partial(_told_exit, os._exit, os.getpid())
     registry = session.app(apps=apps)
     if registry is None:
         raise ConfigurationError(NO_APP)
@@ -63,3 +68,11 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
     again = f", to be run again after {attempt.after:g} s" if attempt.after else ""
     note(f"{left}\n{attempt.kind.name.lower().replace('_', ' ')} after {attempt.duration:.3f} s{again}")
     return 1
+
+
+def _told_exit(leave: Callable[[int], NoReturn], own: int, status: int) -> NoReturn:
+    """End the process as `os._exit` does. In this one, `own`, say so: it is a crash, whatever the status."""
+    if os.getpid() == own:
+        note(f"the job ended its process by os._exit({status}): in a pool that is a crash")
+        status = status or 1
+    leave(status)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jobpool.ops.health import Health
     from jobpool.ops.top import PoolSample, QueueRow, SlotRow
 
+POOLS = "name", "runtime_dir"  # common options of both
 FAILED = DEGRADED = 1
 NO_POOL = 3
 
@@ -36,7 +37,7 @@ COLOURS = {"busy": "green", "dying": "red", "empty": "red", "starting": "yellow"
 MAX_SILENCE_S = 3.0  # seconds without a turn of the master's loop after which the headline says so
 
 
-@click.command("health", cls=Command, short_help="Check the pools of this machine.")
+@click.command("health", cls=Command, common=POOLS, short_help="Check the pools of this machine.")
 @as_json
 @click.pass_context
 def health(ctx: click.Context, session: Session, json_: bool) -> None:
@@ -74,7 +75,7 @@ def _values(health: Health) -> dict[str, object]:
     return {"name": health.pool.name, "pid": health.pool.pid, "healthy": health.ok, "checks": checks}
 
 
-@click.command("top", cls=Command, short_help="Watch the pools of this machine, slot by slot.")
+@click.command("top", cls=Command, common=POOLS, short_help="Watch the pools of this machine, slot by slot.")
 @option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal]")
 @option(
     "-d",

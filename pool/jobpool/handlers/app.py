@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -56,7 +57,9 @@ def _import(app: str) -> None:
             importlib.import_module(app)
     except ConfigurationError as error:
         raise ConfigurationError(f"the app {app} does not import: {error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and callable(signal.getsignal(signal.SIGINT)):
+            raise  # of a person; a pool ignores the signal while it imports
         refused = ConfigurationError(_why(app, error))
         if stack := _stack(error):
             refused.add_note(stack)
@@ -95,14 +98,17 @@ def _why(app: str, error: BaseException) -> str:
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if missing:
         return f"the app {app} needs the module {missing!r}, which is not installed{where}"
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"the app {app} does not import: {error.filename}:{error.lineno}: {error.msg}"
     if isinstance(error, SystemExit):
         return f"the app {app} called sys.exit({error.code!r}) while it was imported{where}"
-    text = str(error).partition("\n")[0]
+    try:
+        text = str(error).partition("\n")[0]
+    except Exception:  # noqa: BLE001 - the error's own code runs here
+        text = "it cannot be shown"
     if isinstance(error, ImportError) and text.endswith("no known parent package"):
         text += f"; a file is imported on its own: name the module, {as_module(Path(app).resolve())}"
-    return f"the app {app} does not import: {type(error).__name__}: {text}{where}"
+    return f"the app {app} does not import: {type(error).__name__}{text and ': '}{text}{where}"
 
 
 def as_module(path: Path) -> str:

@@ -76,6 +76,8 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
     if kind == "handler" and takes_context:
         _check_context(plain, parameters[0].name, hints.get(parameters[0].name), shown)
     for parameter in parameters[takes_context:]:
+        if hints.get(parameter.name) is JobContext:
+            raise ConfigurationError(f"{shown}, takes the job's context twice: no payload fills {parameter.name!r}")
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import jobpool.errors
-from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
+from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_delay
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
@@ -60,15 +60,20 @@ SUCCEEDED = Ending(ResultKind.SUCCEEDED)
 def of_error(error: BaseException, cap: int) -> Ending:
     """Return the end of an attempt that raised this. `Unrecoverable` counts anywhere in the chain."""
     links = list(chain(error))
-    kind, after = ResultKind.FAILED, 0.0
+    kind, after, more = ResultKind.FAILED, 0.0, ""
     if any(isinstance(link, Unrecoverable) for link in links):
         kind = ResultKind.UNRECOVERABLE
     elif isinstance(error, Retry | Snooze):
-        kind = ResultKind.RETRY if isinstance(error, Retry) else ResultKind.SNOOZE
-        after = error.after
+        try:
+            after = check_delay(error.after)
+            kind = ResultKind.RETRY if isinstance(error, Retry) else ResultKind.SNOOZE
+        except Exception as refused:  # noqa: BLE001 - the handler has put there what it liked
+            more = f" ({refused})"
     text = cap_text(str(error), cap) if kind is ResultKind.SNOOZE else told(error, cap)
     if kind is ResultKind.RETRY:
-        text = cap_text(text + _because(error), cap)
+        more = _because(error)
+    if more:
+        text = cap_text(text + more, cap)
     return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)))
 
 
@@ -130,7 +135,9 @@ def told(error: BaseException, cap: int) -> str:
             return cap_text(str(error), cap)
         trace = None if isinstance(error, BaseExceptionGroup) else error.__traceback__  # its members have their own
         lines = TracebackException(type(error), error, below or trace).format()
-        return cap_text("".join(lines).rstrip("\n"), cap)
+        quoted = "\nTraceback (most"  # by a message: indented, so that nobody takes it for the error's own
+        text = "".join(line.replace(quoted, quoted.replace("\n", "\n  ")) for line in lines)
+        return cap_text(text.rstrip("\n"), cap)
     except Exception:  # noqa: BLE001 - an error that cannot be told is still a failed attempt
         return named(error)
 
@@ -159,8 +166,7 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
 
 def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
     """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
-    number = f"{seconds:.6f}".rstrip("0").rstrip(".")
-    return where_met(f"Job '{name}' exceeded maximum execution time of {number} seconds.", stack, cap, hook)
+    return where_met(f"Job '{name}' exceeded maximum execution time of {seconds:.12g} seconds.", stack, cap, hook)
 
 
 def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -> str:

@@ -15,7 +15,7 @@ from jobpool.handlers.conversion import Mismatch
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
-from jobpool.message.definition import check_result_ttl, check_seconds
+from jobpool.message.definition import MOST_RETRIES, check_int, check_result_ttl, check_seconds
 from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue, nearest_word
 from jobpool.message.outcome import ExecutionResult
 from jobpool.message.results import JobHandle
@@ -82,6 +82,8 @@ class Handler(Generic[P, R]):
         ack_in_transaction: bool = False,
         result_ttl: float | None = None,
     ) -> None:
+        if not callable(function):
+            raise ConfigurationError(f"a handler is a function, or a class with a method run, and not {function!r}")
         if isinstance(function, type):
             function = _as_function(function, name or function.__name__)
         functools.update_wrapper(self, function)  # first: it copies all attributes of the function,
@@ -89,10 +91,13 @@ class Handler(Generic[P, R]):
             self.__dict__.pop(cached, None)
         self.name = check_name(getattr(function, "__name__", "") if name is None else name, "handler name")
         self.function = function
-        self.queues = tuple(map(check_queue, [queue] if isinstance(queue, str) else queue or ()))
-        if max_retries is not None and (type(max_retries) is not int or max_retries < 0):
-            raise InvalidJob(f"max_retries of handler {self.name!r} must be a whole number >= 0, not {max_retries!r}")
+        queues = [queue] if isinstance(queue, str) else () if queue is None else queue
+        if not isinstance(queues, Iterable):
+            raise InvalidJob(f"queue of handler {self.name!r} must be a queue's name, or some, not {queue!r}")
+        self.queues = tuple(map(check_queue, queues))
         self.max_retries = max_retries
+        if max_retries is not None:
+            check_int(max_retries, f"max_retries of handler {self.name!r}", 0, MOST_RETRIES)
         self.backoff = None if backoff is None else _check_backoff(backoff, self.name)
         self.timeout = None if timeout is None else check_seconds(timeout, f"timeout of handler {self.name!r}")
         self.before_run = _check_hook(before_run, f"before_run of handler {self.name!r}")

@@ -139,7 +139,7 @@ class HandlerRegistry:
             ConfigurationError: The name is taken, or the function's parameters cannot be filled.
             InvalidJob: An option is out of bounds.
         """
-        if callable(name):
+        if name is not None and not isinstance(name, str):
             return self.register(Handler(name))
         check_options(options)
         return lambda function: self.register(Handler(function, name, **options))

@@ -92,8 +92,7 @@ class Result(Struct):
         head = RESULT_HEAD.pack(0x12, self.nonce, self.kind, self.started, self.duration)
         if not (self.output or self.error or self.after or self.follow_ups or self.leaving or self.kept):
             return head
-        after = min(self.after, MAX_SECONDS)  # a handler may ask for `inf`, which JSON does not have
-        return head + orjson.dumps([self.output, self.error, after, self.follow_ups, self.leaving, self.kept])
+        return head + orjson.dumps([self.output, self.error, self.after, self.follow_ups, self.leaving, self.kept])
 
 
 def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: float, body: bytes) -> bytes:

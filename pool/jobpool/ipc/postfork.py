@@ -22,9 +22,7 @@ from jobpool.ipc.frames import Spawn
 from jobpool.ipc.inheritance import Inheritance, flush, writers
 from jobpool.ipc.process_options import ASKS_STACK, ChildBoot, ChildOptions
 from jobpool.ipc.scoreboard import ChildPage
-
-BROKEN = 70
-"""Exit status of a child whose main function raised or returned no status, or whose socket to the master is broken."""
+from jobpool.message.death import BROKEN
 
 VICTIM_POINTS = 300
 ChildMain = Callable[[ChildBoot], int]

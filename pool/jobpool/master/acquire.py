@@ -85,7 +85,7 @@ class Acquirer:
             return True
         # An idempotency key may be called as the queue's own limit is: then only the message waits.
         of_queue = begun.name == QUEUE != guards.key and begun.answer in (Begin.HELD, Begin.LIMITED)
-        inspected.outcome = Contended(0.0) if of_queue else self._refused(lease, begun)
+        inspected.outcome = Contended(0.0, begun.name) if of_queue else self._refused(lease, begun)
         return not of_queue
 
     def delay(self, lease: JobLease, begun: Begun) -> float:
@@ -96,7 +96,7 @@ class Acquirer:
         if begun.answer is Begin.DONE:
             self._contentions.forget(lease.id)
             return AlreadyDone()
-        return LostLease() if begun.answer is Begin.LOST else Contended(self.delay(lease, begun))
+        return LostLease() if begun.answer is Begin.LOST else Contended(self.delay(lease, begun), begun.name)
 
 
 @dataclass(slots=True)

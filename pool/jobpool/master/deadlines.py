@@ -136,6 +136,8 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
 
 def _waited(slot: Slot) -> str:
     """Say what a child looks like whose alarm ended nothing, and that used no CPU when it was last looked at."""
+    if slot.is_stopped and slot.sampled_at >= slot.head_since:
+        return "\nIts process was stopped, by SIGSTOP or a debugger, and ran nothing more."
     if slot.sampled_at < slot.head_since + IDLE_LOOK_S or slot.cpu > IDLE_CPU_SHARE:
         return ""
     return (

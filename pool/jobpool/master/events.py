@@ -214,9 +214,9 @@ class NotBegun(ChildEvent):
 
 
 class Sampled(Event):
-    """(child, resident bytes, share of one core) of each child that was looked at, not before `at`."""
+    """(child, resident bytes, share of one core, whether it is stopped) of each child looked at, not before `at`."""
 
-    samples: list[tuple[int, int, float]]
+    samples: list[tuple[int, int, float, bool]]
     at: float
 
 

@@ -12,14 +12,13 @@ from msgspec.structs import replace
 
 from jobpool.errors import ENQUEUE_LATER, InvalidJob
 from jobpool.ipc.frames import Loaded, Result
-from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, KILLED_BY_STOP, Line, Pool
 from jobpool.message import outcome as ended
 from jobpool.message.dead_letters import ON_DEATH
-from jobpool.message.death import Death, innermost
+from jobpool.message.death import BROKEN, Death, innermost
 from jobpool.message.definition import JobDefinition, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
@@ -56,6 +55,8 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
     is_first, pool.generation = pool.generation == 0, event.generation
+    if server.is_reload:
+        pool.boot.succeeded()  # what failed was the old code
     pool.reload_error = ""
     pool.handlers = {info.name: info for info in event.app.handlers}
     serve_named(pool, event.app.handlers, is_first=is_first)
@@ -290,7 +291,7 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     for delivery in rest:
         _attempt_died(pool, slot, delivery, event, death)
     if was is SlotState.STARTING:
-        pool.boot.failed(death.headline, pool.now)
+        pool.boot.failed(f"a child died before it was ready: {death.headline}", pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
     running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
     if ending is EndReason.STOP and running is not None and not running.lost:
@@ -367,9 +368,9 @@ def _not_begun(pool: Pool, event: ev.NotBegun) -> None:
 
 
 def _sampled(pool: Pool, event: ev.Sampled) -> None:
-    for child, rss, cpu in event.samples:
+    for child, rss, cpu, is_stopped in event.samples:
         if slot := pool.slots.by_child(child):
-            slot.rss, slot.cpu, slot.sampled_at = rss, cpu, event.at
+            slot.rss, slot.cpu, slot.is_stopped, slot.sampled_at = rss, cpu, is_stopped, event.at
             slot.peak_rss = max(slot.peak_rss, rss)
 
 

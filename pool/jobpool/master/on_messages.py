@@ -13,7 +13,7 @@ from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
-from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
+from jobpool.message.outcome import Contended, NewerWire, NotRun, Outcome, Snoozed, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Release, Settled, Settlement
 from jobpool.message.units import format_duration
@@ -183,6 +183,8 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
     elif isinstance(settlement, Move):
         fields = {"id": lease.id, "queue": lease.queue, "to": settlement.queue}
         pool.note("warning", "a message goes on in another queue", **fields, cause=cause_headline(settlement.cause))
+    elif isinstance(settlement, Release):
+        _note_release(pool, delivery, settlement)
     if isinstance(settlement, Release) and pool.limited and not settlement.begun and lease.guards is not None:
         pool.given_back.add(lease.queue)
 
@@ -204,6 +206,15 @@ def _note_retry(pool: Pool, delivery: Delivery, settlement: Nack) -> None:
     attempt, pause = delivery.lease.attempts + 1, format_duration(settlement.delay)
     fields = {"attempt": attempt, "again_in": pause, "error": headline(settlement.error)}
     pool.note("warning", "job failed, is tried again", **_about(delivery), **fields)
+
+
+def _note_release(pool: Pool, delivery: Delivery, settlement: Release) -> None:
+    outcome = delivery.outcome
+    if isinstance(outcome, Snoozed):
+        pool.note("info", "job snoozed", **_about(delivery), again_in=format_duration(settlement.delay))
+    elif isinstance(outcome, Contended) and pool.tells_each:
+        fields = {"again_in": format_duration(settlement.delay), "taken": outcome.taken}
+        pool.note("debug", "job waits, as what it needs is taken", id=delivery.lease.id, **fields)
 
 
 def _about(delivery: Delivery) -> dict[str, str | None]:

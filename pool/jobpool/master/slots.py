@@ -65,6 +65,7 @@ class Slot:
     rss: int = 0
     peak_rss: int = 0
     cpu: float = 0.0
+    is_stopped: bool = False
     sampled_at: float = 0.0
     crashes: int = 0
     timeouts: int = 0

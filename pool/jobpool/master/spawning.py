@@ -26,7 +26,7 @@ def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     lacking = pool.server() is None and not any(server.is_young for server in pool.servers.values())
     if reload or (lacking and now >= pool.boot.next_at):
         generation = next(pool.generations)
-        pool.servers[generation] = Server(generation, now)
+        pool.servers[generation] = Server(generation, now, is_reload=reload)
         actions.append(act.StartForkServer(generation))
 
 

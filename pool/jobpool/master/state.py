@@ -58,6 +58,7 @@ class Server:
 
     generation: int
     started_at: float
+    is_reload: bool = False
     loaded: bool = False
     ending: bool = False
     refused: bool = False

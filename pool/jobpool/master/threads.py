@@ -330,12 +330,13 @@ class SampleThread(MasterThread):
             self._failing = False
             self._inbox.put(Sampled(samples, at))
 
-    def _look(self, child: int, pid: int) -> tuple[int, int, float] | None:
+    def _look(self, child: int, pid: int) -> tuple[int, int, float, bool] | None:
         import psutil  # not at the start, which it would hold up
 
         try:
             process = self._known.get(child) or self._known.setdefault(child, psutil.Process(pid))
             with process.oneshot():
-                return child, process.memory_info().rss, process.cpu_percent() / 100
+                is_stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+                return child, process.memory_info().rss, process.cpu_percent() / 100, is_stopped
         except psutil.Error:
             return None  # it has just died: its death is on its way

@@ -9,7 +9,7 @@ from typing import Any, Self
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import InvalidJob
 from jobpool.message import producer as producers
-from jobpool.message.definition import JobDefinition, check_int, check_seconds
+from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_int, check_seconds
 from jobpool.message.names import check_name
 from jobpool.message.payload import check_payload
 from jobpool.message.producer import Enqueues
@@ -75,7 +75,7 @@ class JobBuilder:
 
     def max_attempts(self, attempts: int) -> Self:
         """Set the runs in all, >= 1: `max_retries` + 1."""
-        return self._put("max_retries", check_int(attempts, "max_attempts", 1, 2**31) - 1)
+        return self._put("max_retries", check_int(attempts, "max_attempts", 1, MOST_RETRIES + 1) - 1)
 
     def timeout(self, seconds: float | None) -> Self:
         return self._put("timeout", seconds)

@@ -18,6 +18,9 @@ from jobpool.message.printable import headline
 MAX_RECORD_BYTES = 16 * 1024  # bytes of a record's text in UTF-8. Stack and output keep their heads and tails.
 _MIN_KEPT_CHARS = 64
 
+BROKEN = 70
+"""Exit status of a child whose main function raised or returned no status, or whose socket to the master is broken."""
+
 
 class Exit(Struct, frozen=True):
     """The end of a child's process."""

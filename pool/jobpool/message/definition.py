@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from jobpool.errors import InvalidJob, Unsupported
+from jobpool.errors import LONGEST_WAIT_S, InvalidJob, Unsupported
 from jobpool.message.guards import keyless
 from jobpool.message.names import check_identifier, check_name, check_queue
 from jobpool.message.payload import check_payload
 
-LONGEST = 100 * 366 * 86400.0
+LONGEST = LONGEST_WAIT_S
 """Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
 
+MOST_RETRIES = 2**31 - 1
 MAX_RESULT_TTL_S = 30 * 86400.0
 DEFAULT_PRIORITY = 5
 EVERY_MINUTE = "* * * * *"
@@ -100,7 +101,7 @@ class JobDefinition:
         if self.concurrency_key is not None:
             _set(self, "concurrency_key", _check_key(self.concurrency_key, "concurrency_key"))
         if self.max_retries is not None:
-            check_int(self.max_retries, "max_retries", 0, 2**31 - 1)
+            check_int(self.max_retries, "max_retries", 0, MOST_RETRIES)
         if self.timeout is not None:
             _set(self, "timeout", check_seconds(self.timeout, "timeout"))
         if self.expires_in is not None:

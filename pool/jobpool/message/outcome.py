@@ -120,6 +120,7 @@ class AlreadyDone(Struct, frozen=True):
 
 class Contended(Struct, frozen=True):  # the idempotency key, single-instance lock or concurrency slot is held elsewhere
     delay: float  # seconds until it is tried again
+    taken: str = ""  # the name of what is held: `queue`, `job:NAME`, `concurrency:KEY`, or the idempotency key
 
 
 class Expired(Struct, frozen=True):

@@ -30,6 +30,9 @@ _SAYS = re.compile(r"( *)\| (?!Traceback |Exception Group Traceback )(\S.*)")
 
 _COUNT = re.compile(r" \([0-9]+ sub-exceptions?\)$")
 _BEGINS = "Traceback (most recent call last)", "  + Exception Group Traceback (most recent call last)"
+_CHAINED = "following exception:", "another exception occurred:"
+"""Ends of the lines between the errors of a chain; one that was never raised stands there without a traceback."""
+
 _CUT = "[… "  # the start of the mark in place of text that was cut out
 
 
@@ -80,7 +83,8 @@ def headline(text: str | None) -> str | None:
         return None
     if lines[0].startswith(_OF_GROUP):
         return (_of_group(lines) or lines[0])[:MAX_HEADLINE_CHARS]
-    return (_of_traceback(lines) if lines[0].startswith("Traceback") else lines[0])[:MAX_HEADLINE_CHARS]
+    is_traceback = lines[0].startswith("Traceback") or (len(lines) > 2 and lines[2].endswith(_CHAINED))
+    return (_of_traceback(lines) if is_traceback else lines[0])[:MAX_HEADLINE_CHARS]
 
 
 def _of_traceback(lines: Sequence[str]) -> str:

@@ -14,6 +14,10 @@ from jobpool.message.units import check_number
 
 CANCELLED = "cancelled"  # the reason of an abandon that a person asked for
 FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})  # of an abandon that ends an attempt
+OTHER_REASONS = frozenset(
+    {"crash-limit", "claim-limit", "rejected", "handler-not-allowed", "unknown-handler", "expired", CANCELLED}
+)
+"""Of jobpool's dead letters. A broker, and a program of the user's own, may give others."""
 
 
 class _Checked(Struct, frozen=True):

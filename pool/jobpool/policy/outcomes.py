@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from jobpool.errors import JobpoolError
 from jobpool.message import outcome as outcomes
-from jobpool.message.death import Death, Exit
+from jobpool.message.death import BROKEN, Death, Exit
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, Failed, Outcome, Rejected, ResultKind, Status, Succeeded, TimedOut
@@ -123,9 +123,8 @@ def printed(output: str) -> str | None:
 def _how_it_ended(exited: Exit) -> str:
     if exited.signal is not None:
         return f"killed by {signal_name(exited.signal)}"
-    if exited.code == 0:
-        return "exited with status 0 in the middle of an attempt"
-    return f"exited with status {exited.code}"
+    why = ": its own code failed, see its last output" if exited.code == BROKEN else ""
+    return f"exited with status {exited.code}{why}"
 
 
 def sender_of(exited: Exit, ending: EndReason, killer: str) -> str:

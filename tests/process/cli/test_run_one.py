@@ -10,6 +10,9 @@ from cli_shell import Shell
 APP = """
 import ctypes
 import dataclasses
+import os
+import threading
+import time
 from typing import Annotated, Literal, NewType
 
 import jobpool
@@ -56,6 +59,13 @@ def rest(**fields: str) -> str:
 @jobpool.handler
 def crashes(ctx: jobpool.JobContext) -> None:
     ctypes.string_at(0)
+
+
+@jobpool.handler
+def leaves(ctx: jobpool.JobContext) -> None:
+    if not os.fork():
+        os._exit(0)
+    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
 
 
 @jobpool.handler
@@ -110,12 +120,20 @@ def test_a_crash_in_c_code_leaves_its_stack(shell: Shell) -> None:
 def test_a_job_that_does_not_succeed_is_a_failure(shell: Shell) -> None:
     with_app(shell)
     for words, code, told in (
+        (["leaves"], 1, "the job ended its process by os._exit(0): in a pool that is a crash\n"),
         (["later"], 1, "to be run again after 60 s"),
         (["report"], 1, "customer"),
         (["reprot"], 2, "the app has no handler 'reprot'; did you mean 'report'?\n"),
     ):
         done = shell.run("run-one", *words)
         assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+
+
+def test_a_thread_that_the_app_leaves_spoils_no_success(shell: Shell) -> None:
+    with_app(shell)
+    (shell.directory / "jobs.py").write_text(APP + "threading.Thread(target=time.sleep, args=(60,)).start()\n")
+    done = shell.run("run-one", "rest")
+    assert (done.returncode, "os._exit" in done.stderr) == (0, False), done.stderr
 
 
 def test_a_breakpoint_works_there_and_is_told_in_a_pool(shell: Shell) -> None:

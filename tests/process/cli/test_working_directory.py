@@ -66,7 +66,7 @@ def test_verbs_go_on_without_a_file_of_settings(elsewhere: Elsewhere) -> None:
 
 @pytest.mark.parametrize("verb", ["run", "doctor", "run-one report"])
 def test_what_runs_jobs_there_is_refused(elsewhere: Elsewhere, verb: str) -> None:
-    done = elsewhere.run(*verb.split(), *elsewhere.broker, "-A", "myjobs")
+    done = elsewhere.run(*elsewhere.broker, *verb.split(), "-A", "myjobs")
     assert done.returncode == 2, done.stderr
     why = WHY[elsewhere.here.name]
     told = rf"the working directory {elsewhere.here}( \(deleted\))? {why}: start it in another \(WorkingDirectory= in a"

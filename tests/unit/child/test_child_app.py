@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,12 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
         ),
         pytest.param("def f(:", "bad_app.py:1:", id="syntax"),
         pytest.param("x = 1\n1/0", "ZeroDivisionError: division by zero ({file}:2)", id="exception"),
+        pytest.param("\0", "bad_app does not import: ", id="a NUL byte"),
+        pytest.param(
+            "class Bad(Exception):\n    __str__ = None\nraise Bad\n",
+            "does not import: Bad: it cannot be shown ({file}:3)",
+            id="an exception without a text",
+        ),
         pytest.param("raise SystemExit(3)", "called sys.exit(3) while it was imported ({file}:1)", id="exit"),
         pytest.param(
             "x = 1", "bad_app registers no handler: decorate a function with @jobpool.handler", id="no handler"
@@ -127,7 +135,23 @@ def test_what_is_wrong_with_an_app_is_one_sentence(tmp_path: Path, text: str, wh
     assert why.format(file=path) in str(raised.value)
     assert "bad_app" in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert "None" not in str(raised.value)
     assert not hasattr(raised.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"), [(signal.SIG_IGN, ConfigurationError), (signal.default_int_handler, KeyboardInterrupt)]
+)
+def test_an_interrupt_is_the_apps_own_where_the_signal_is_ignored(
+    tmp_path: Path, handler: Any, kind: type[BaseException]
+) -> None:
+    write(tmp_path / "bad_app.py", "raise KeyboardInterrupt")
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(kind):
+            load("bad_app")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_error_deeper_than_the_app_brings_the_stack_from_the_app_on(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
 from jobpool.message.outcome import ExecutionResult, ResultKind
+from jobpool.message.printable import headline
 from jobpool.message.signing import EnvelopeSigner
 
 
@@ -115,6 +116,23 @@ def test_a_retry_names_the_error_that_it_is_for() -> None:
     assert last == "jobpool.errors.Retry: retry asked for after 2 s (ValueError: boo)"
 
 
+@pytest.mark.parametrize("kind", [Retry, Snooze])
+def test_a_wait_that_the_handler_has_spoilt_is_a_failed_attempt(kind: type[Retry | Snooze]) -> None:
+    error = kind(after=1)
+    error.after = "soon"  # type: ignore[assignment]
+    made = attempt(raising(error))
+    assert (made.kind, made.after) == (ResultKind.FAILED, 0.0)
+    assert made.error.endswith("(after must be 0 to 3162240000 seconds, not 'soon')")
+
+
+@pytest.mark.parametrize(
+    "message", ["remote:\n", "\nDuring handling of the above exception, another exception occurred:\n\n"]
+)
+def test_a_traceback_that_a_message_quotes_is_not_taken_for_the_errors_own(message: str) -> None:
+    quoting = f"no answer\n{message}Traceback (most recent call last):\n  File 'x'\nKeyError: fake"
+    assert headline(attempt(raising(ValueError(quoting))).error) == "ValueError: no answer"
+
+
 def test_a_huge_error_is_cut() -> None:
     registry = HandlerRegistry()
     registry.handler("it")(raising(ValueError("x" * 100_000)))
@@ -203,7 +221,9 @@ def test_a_timeout_ends_the_handler_and_says_so() -> None:
     assert "time.sleep(30)" in made.error
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(1.0, "1"), (3600.0, "3600"), (1234567.0, "1234567"), (0.5, "0.5")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.0, "1"), (3600.0, "3600"), (1234567.0, "1234567"), (0.5, "0.5"), (1e-9, "1e-09")]
+)
 def test_the_seconds_of_a_timeout_are_written_plainly(seconds: float, text: str) -> None:
     from jobpool.handlers.ending import timeout_text
 

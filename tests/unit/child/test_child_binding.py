@@ -312,6 +312,9 @@ def of_any(ctx: Any, a: int) -> None: ...
 def bound(self, a: int) -> None: ...  # type: ignore[no-untyped-def]
 
 
+def two_contexts(ctx: JobContext, again: JobContext) -> None: ...
+
+
 @pytest.mark.parametrize("function", [of_protocol, of_own, of_any, bound])
 def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable[..., Any]) -> None:
     check_shape(function, "report")
@@ -323,6 +326,7 @@ def test_a_function_that_no_job_could_call_is_refused() -> None:
         (async_generator, "is a generator and would never run"),
         (late_context, "must take the job's context as its first parameter"),
         (keyword_context, "must take the job's context as its first parameter"),
+        (two_contexts, "takes the job's context twice: no payload fills 'again'"),
         (positional, "parameter 'a' cannot be filled by name: drop the '/'"),
         (positional_data, "parameter 'a' cannot be filled by name: drop the '/'"),
         (of_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to"),

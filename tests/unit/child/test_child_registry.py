@@ -1,6 +1,7 @@
 # ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -126,6 +127,15 @@ def test_two_functions_of_one_name_are_refused_naming_both_places(registry: Hand
     assert "other" in text
 
 
+@pytest.mark.parametrize("thing", [5, sys, property(build_report), ["build_report"]])
+def test_what_cannot_be_called_is_no_handler(registry: HandlerRegistry, thing: Any) -> None:
+    for decorate in (registry.handler, registry.handler("report")):
+        with pytest.raises(ConfigurationError, match="a handler is a function, or a class with a method run, and not"):
+            decorate(thing)
+    with pytest.raises(ConfigurationError, match="and not None"):
+        registry.handler("report")(None)  # type: ignore[call-overload]
+
+
 def test_the_same_function_again_replaces_itself(registry: HandlerRegistry) -> None:
     registry.handler("report")(build_report)
     again = registry.handler("report")(build_report)
@@ -134,12 +144,16 @@ def test_the_same_function_again_replaces_itself(registry: HandlerRegistry) -> N
 
 def test_a_bad_option_is_refused(registry: HandlerRegistry) -> None:
     for options, text in [
-        ({"max_retries": -1}, "max_retries of handler 'report' must be a whole number >= 0, not -1"),
+        ({"max_retries": -1}, "max_retries of handler 'report' must be a whole number from 0 to 2147483647, not -1"),
+        ({"max_retries": 2**31}, "max_retries of handler 'report' must be a whole number from 0 to 2147483647"),
         ({"max_retries": True}, "must be a whole number"),
         ({"backoff": "linear"}, "backoff of handler 'report': must be 'none', 'fixed' or 'exponential'"),
         ({"backoff": "fixed attempts=3"}, "backoff of handler 'report': takes no attempts=: write max_retries="),
         ({"backoff": 5}, "backoff of handler 'report': must be a text, not 5"),
         ({"timeout": -1}, "timeout of handler 'report'"),
+        ({"timeout": 1e300}, "timeout of handler 'report' must be 0 to"),
+        ({"result_ttl": 1e300}, "result_ttl of handler 'report' must be 0 to"),
+        ({"queue": 5}, "queue of handler 'report' must be a queue's name, or some, not 5"),
         ({"queue": "no good"}, "queue name 'no good' is refused"),
         ({"before_run": 7}, "before_run of handler 'report' must be a plain function, not 7"),
         ({"after_run": hook}, "after_run of handler 'report' must be a plain function"),

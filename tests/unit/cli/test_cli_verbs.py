@@ -151,6 +151,14 @@ def test_list_filters_and_limits(jobpool: Jobpool) -> None:
     assert "there are more than 2; --limit 0 lists all" in jobpool("list", "--limit", "2").stderr
 
 
+def test_the_list_says_why_a_job_that_did_not_fail_is_delayed(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "report", "-Q", "reports")
+    lease = broker.fetch("reports")
+    assert lease is not None
+    assert broker.release(lease, 600)
+    assert "  snoozed or held back, due in 9m59s\n" in jobpool("list").output
+
+
 def test_nothing_found_is_said_on_stderr(jobpool: Jobpool, tmp_path: Path) -> None:
     for words in (["list"], ["dead"], ["inspect", "x"], ["stats"], ["purge", "--all", "-y"], ["claim", "list"]):
         result = jobpool(*words)
@@ -254,6 +262,28 @@ def test_dead_letters_are_retried_by_reason_and_purged(jobpool: Jobpool, broker:
     assert (counts.waiting, counts.dead) == (2, 1)
     assert jobpool("dead", "purge", "--all", "-y").stdout == "1 message purged\n"
     assert broker.stats("default").waiting == 2
+
+
+def test_a_reason_that_nothing_has_is_told(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "a")
+    kill_off(broker, "default", "failed")
+    told = "no message matches: none has the reason 'faild'; did you mean 'failed'?\n"
+    assert jobpool("dead", "list", "reason:faild").stderr == told
+    refused = jobpool("dead", "retry", "reason:faild", "-y")
+    assert (refused.exit_code, refused.stderr) == (1, f"jobpool: {told}")
+    assert jobpool("dead", "list", "reason:timeout").stderr == "no message matches\n"
+
+
+def test_a_word_that_is_the_id_of_a_message_is_taken_as_one(jobpool: Jobpool) -> None:
+    enqueue(jobpool, "a", "rep-1=1", "--id", "other")
+    enqueue(jobpool, "a", "--id", "rep-1")
+    assert [one["id"] for one in json.loads(jobpool("list", "rep-1", "--json").stdout)] == ["rep-1"]
+    cancelled = jobpool("cancel", "rep-1")
+    assert (cancelled.exit_code, cancelled.stdout) == (0, "rep-1  cancelled\n")
+    assert jobpool("dead", "retry", "rep-1", "-y").stdout == "1 message retried\n"
+    assert jobpool("edit", "rep-1", "--priority", "1").stdout == "rep-1  edited\n"
+    assert jobpool("purge", "rep-1", "-y").stdout == "1 message purged\n"
+    assert [one["id"] for one in json.loads(jobpool("list", "rep-1", "--json").stdout)] == ["other"]
 
 
 def test_a_filter_that_says_nothing_clear_is_refused(jobpool: Jobpool) -> None:

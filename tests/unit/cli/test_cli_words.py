@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -164,3 +165,29 @@ def _options() -> Iterator[click.Option]:
     assert isinstance(cli, Verbs)
     for command in walk(cli):
         yield from (param for param in command.params if isinstance(param, click.Option))
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("enqueue resize --name monthly", "has no use for --name"),
+        ("enqueue resize --name monthly", "Did you mean '--job-name'?"),
+        ("message pop mail -n 2", "Did you mean '--limit'?"),
+        ("list -n 1", "Did you mean '--limit'?"),
+        ("cron next -n 1", "Did you mean '--limit'?"),
+        ("top -b memory://", "has no use for -b (elsewhere: URL of the broker"),
+    ],
+)
+def test_an_option_of_the_pool_that_a_verb_has_no_use_for_is_refused(jobpool: Jobpool, words: str, hint: str) -> None:
+    refused = jobpool(*words.split())
+    assert refused.exit_code == 2
+    assert hint in refused.stderr
+
+
+def test_settings_that_a_verb_has_no_use_for_may_be_set_elsewhere(
+    jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("jobpool.toml").write_text('name = "mine"\n')
+    monkeypatch.setenv("JOBPOOL_LOG_FORMAT", "json")
+    assert jobpool("enqueue", "report", "-q").exit_code == 0
+    assert jobpool("--name", "mine", "list").exit_code == 0

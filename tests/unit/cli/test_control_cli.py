@@ -268,7 +268,7 @@ def test_a_lone_word_that_is_no_id_and_no_filter_is_said_to_be_neither(
     for more in ((), ("--json",), ("--dry-run",)):
         result = jobpool(*verb, "nosuchid", "--yes", *more)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "'nosuchid' is neither an id" in result.stderr
+        assert "'nosuchid' is neither the id" in result.stderr
     assert jobpool(*verb, "queue:nothing", "--yes").exit_code == 0
 
 

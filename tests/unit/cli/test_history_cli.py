@@ -57,13 +57,17 @@ def test_of_a_long_traceback_the_error_is_listed(jobpool: Jobpool, tmp_path: Pat
     assert newest.endswith(f" {'x' * 200}… (300 characters more)")
 
 
-def test_fields_are_shortened_unless_all_is_asked_for(jobpool: Jobpool, recorded: str) -> None:
-    words = ("history", "monthly", recorded, "--status", "dead-lettered", "--json")
-    [short] = json.loads(jobpool(*words).stdout)
-    [full] = json.loads(jobpool(*words, "--full").stdout)
-    assert short["error"].endswith("characters more)")
-    assert full["error"].endswith("!" * 500)
-    assert full["payload"] == {"n": 0}
+def test_json_has_the_fields_uncut(jobpool: Jobpool, recorded: str) -> None:
+    [row] = json.loads(jobpool("history", "monthly", recorded, "--status", "dead-lettered", "--json").stdout)
+    assert row["error"].endswith("!" * 500)
+    assert row["payload"] == {"n": 0}
+
+
+def test_mistyped_words_are_answered_with_the_right_ones(jobpool: Jobpool, recorded: str) -> None:
+    refused = jobpool("history", "monthly", recorded, "--status", "dead")
+    assert (refused.exit_code, "'dead-lettered'" in refused.stderr) == (2, True)
+    told = "no such attempt of 'montly' is recorded; did you mean 'monthly'?\n"
+    assert jobpool("history", "montly", recorded).stderr == told
 
 
 def test_all_of_an_attempt_is_told_and_steers_no_terminal(jobpool: Jobpool, tmp_path: Path) -> None:

@@ -124,12 +124,6 @@ def test_a_job_that_json_cannot_carry_is_not_sent_as_another() -> None:
             Ask([{"handler": "report", "payload": payload}]).encode()
 
 
-def test_an_endless_delay_is_a_very_long_one() -> None:
-    answer = decode(Result(9, ResultKind.SNOOZE, 12.5, 0.25, after=math.inf).encode())
-    assert isinstance(answer, Result)
-    assert 1e9 < answer.after < math.inf
-
-
 def test_a_frame_cut_anywhere_never_raises_anything_else() -> None:
     for packet in [frame.encode() for frame in ONE_OF_EACH]:
         for length in range(len(packet)):

@@ -198,7 +198,7 @@ def test_what_the_queues_limit_refuses_goes_to_its_old_place_and_the_gate_is_shu
 ) -> None:
     desk = Desk(limits, inbox)
     found = desk.run({}, {}, {}, {})
-    assert outcomes(found) == [None, None, Contended(0.0), Contended(0.0)]
+    assert outcomes(found) == [None, None, Contended(0.0, "queue"), Contended(0.0, "queue")]
     assert 0.0 < desk.local_limits.wait(QUEUE, desk.now) <= wait
     assert desk.local_limits.room(QUEUE, 4, desk.now) == 0
 
@@ -215,7 +215,7 @@ def test_a_lease_that_is_lost_is_left(desk: Desk) -> None:
 def test_a_lost_answer_is_asked_for_again_and_nothing_is_counted_twice(inbox: Inbox) -> None:
     desk = Desk(Limits(rates={QUEUE: 2}), inbox)
     desk.keys.silent = 2
-    assert outcomes(desk.run({}, {}, {})) == [None, None, Contended(0.0)]
+    assert outcomes(desk.run({}, {}, {})) == [None, None, Contended(0.0, "queue")]
     assert desk.keys.begins == 3
 
 

@@ -9,9 +9,8 @@ import pytest
 from stage import Stage
 
 from jobpool.ipc.frames import Exited
-from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
-from jobpool.message.death import Death
+from jobpool.message.death import BROKEN, Death
 from jobpool.message.outcome import Crashed, EndReason, LostLease, MemoryExceeded, Stopped, TimedOut
 from jobpool.message.settlement import Forfeit
 from jobpool.policy.inspection import Inspected
@@ -102,6 +101,12 @@ def test_an_idle_child_that_cannot_go_on_says_why_in_the_log_and_one_that_ends_o
         stage.tell(ev.ChildDied(slot.child, end, 0, frozenset(), "", output, ""))
         [note] = [note for note in stage.pool.notes if note.event == "a child died"]
         assert note.fields.get("said") == said
+
+
+def test_an_exit_of_the_childs_own_code_points_to_its_output() -> None:
+    for code, how in ((0, "exited with status 0"), (BROKEN, "exited with status 70: its own code failed, see")):
+        death = death_of(Exited(1, 100, code, None), EndReason.NONE)
+        assert death.how.startswith(how)
 
 
 def test_the_alarms_own_stack_is_in_its_record() -> None:

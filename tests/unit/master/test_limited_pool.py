@@ -70,3 +70,12 @@ def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:
         counters = stage.pool.counters
         assert getattr(counters, counter) == 1, case
         assert (counters.fetched, counters.succeeded, counters.failed, counters.dead) == (1, 0, 0, 0), case
+
+
+def test_with_every_line_asked_for_the_log_says_what_a_job_waits_for() -> None:
+    for level, lines in [("info", []), ("debug", [("job waits, as what it needs is taken", "key")])]:
+        stage = Stage(workers=1, log_level=level).boot()
+        stage.tell()
+        stage.lease("report", outcome=Contended(3.0, "key"))
+        told = [(note.event, note.fields["taken"]) for note in stage.pool.notes if "taken" in note.fields]
+        assert told == lines, level

@@ -486,10 +486,20 @@ class TestTimeouts:
             stage = Stage(workers=1).boot()
             slot = stage.run("slow")
             stage.after(at)
-            stage.tell(ev.Sampled([(slot.child, 101, cpu)], stage.now))
+            stage.tell(ev.Sampled([(slot.child, 101, cpu, False)], stage.now))
             stage.after(11.0 - at)
             stage.after(DUMP_BEFORE_KILL_S + 0.001)
             assert ("preload = false" in slot.ending_text) is said, (at, cpu)
+
+    def test_one_that_is_stopped_is_told_apart(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        stage.after(0.5)
+        stage.tell(ev.Sampled([(slot.child, 101, 0.0, True)], stage.now))
+        stage.after(10.5)
+        stage.after(DUMP_BEFORE_KILL_S + 0.001)
+        assert slot.ending_text.endswith("\nIts process was stopped, by SIGSTOP or a debugger, and ran nothing more.")
 
     def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
         stage = Stage(workers=1).boot()
@@ -544,7 +554,7 @@ class TestTimeouts:
         stage = Stage(workers=1, memory_limit=100).boot()
         slot = stage.run()
         stage.now += 0.1
-        assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)], stage.now)), act.KillChild)) == 1
+        assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5, False)], stage.now)), act.KillChild)) == 1
         stage.die(slot, signal=signal.SIGKILL)
         settlement = stage.verdict(Abandon)
         assert settlement.reason == "memory-limit"
@@ -558,9 +568,9 @@ class TestTimeouts:
         stage.answer(slot)
         assert slot.deliveries
         stage.now += 0.05
-        assert not of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)], looked_at)), act.KillChild)
+        assert not of(stage.tell(ev.Sampled([(slot.child, 101, 0.5, False)], looked_at)), act.KillChild)
         stage.now += 0.05
-        assert of(stage.tell(ev.Sampled([(slot.child, 102, 0.5)], stage.now)), act.KillChild)
+        assert of(stage.tell(ev.Sampled([(slot.child, 102, 0.5, False)], stage.now)), act.KillChild)
 
 
 class TestLeases:
@@ -833,6 +843,17 @@ class TestReload:
         stage.pool.boot.failed("a child could not boot", stage.now)
         stage.now += 5.0
         assert next_due(stage.pool, stage.now) >= stage.now + 0.5
+
+    def test_children_of_new_code_do_not_wait_for_the_back_off_of_the_old(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2)
+        [newborn] = [slot for slot in stage.pool.slots.live if slot.generation == 2]
+        stage.die(newborn, signal=None, code=0)
+        assert stage.pool.boot.failures == 1
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert len(of(stage.load(generation=3), act.SpawnChild)) == 1
+        assert stage.pool.boot.failures == 0
 
     def test_a_busy_child_that_left_as_it_was_told_did_not_crash(self) -> None:
         stage = Stage(workers=1).boot()

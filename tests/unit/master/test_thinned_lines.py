@@ -64,6 +64,15 @@ def test_each_job_that_is_given_up_has_a_line_if_each_is_asked_for(log: io.Strin
     assert told(log, FAILED, ["h0"] * 20, "debug") == ["h0"] * 20
 
 
+def test_snoozes_are_told_and_thinned(log: io.StringIO) -> None:
+    stage = a_stage()
+    stage.lease("h0")
+    stage.answer(stage.busy[0], ResultKind.SNOOZE, after=60.0)
+    (note,) = [note for note in stage.pool.notes if note.event == "job snoozed"]
+    assert (note.level, note.fields["again_in"]) == ("info", "1m00s")
+    assert told(log, ResultKind.SNOOZE, NAMES * 2, "info") == NAMES[:5]
+
+
 def test_of_a_flood_of_deaths_each_handler_is_named(log: io.StringIO) -> None:
     assert told(log, FAILED, ["h0"] * 20 + NAMES, "info") == ["h0"] * 5 + NAMES[1:]
 

@@ -37,6 +37,7 @@ def test_of_a_traceback_it_is_the_first_line_below_the_frames_of_the_last_error(
         (f"{HEAD}\n[… 9 bytes dropped …]\nck(name)\n{FRAME}ValueError: boom\na note", "ValueError: boom"),
         (f"{HEAD}ValueError: long\n[… 9 bytes dropped …]\nend", "ValueError: long"),
         (HEAD, "    ~~~~~^^^^^^"),
+        (f"KeyError: 'never raised'\n{DURING}{HEAD}ValueError: boom", "ValueError: boom"),
     ]:
         assert headline(text) == line, text
 

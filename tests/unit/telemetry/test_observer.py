@@ -276,7 +276,7 @@ def test_exits_have_few_causes(
 
 def test_the_peak_of_memory_is_that_of_the_living_and_of_the_lately_dead(stage: Watched) -> None:
     alive, dead = stage.idle
-    stage.tell(ev.Sampled([(alive.child, 50 << 20, 0.1)], stage.now))
+    stage.tell(ev.Sampled([(alive.child, 50 << 20, 0.1, False)], stage.now))
     assert stage.values(names.PEAK_RSS) == {(): 50 << 20}
     dies(stage, dead, code=None, signal=9, peak_rss=900 << 20)
     assert stage.values(names.PEAK_RSS) == {(): 900 << 20}
