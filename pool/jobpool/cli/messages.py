@@ -19,7 +19,7 @@ from jobpool.cli.options import Command, as_json, bare_id, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
-from jobpool.message.names import DEFAULT_QUEUE, check_queue
+from jobpool.message.names import check_queue
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.units import format_duration
 
@@ -328,11 +328,11 @@ def moment(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:
+def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None, *, needed: bool = True) -> list[str]:
     """Return the queues for a verb that names none; a broker that cannot list queues is told of the settings'.
 
     Raises:
-        click.UsageError: One of those is not there.
+        click.UsageError: One of those is not there, or one is `needed` and neither settings nor URL name any.
 
     Blocks for a round trip a queue, if at all.
     """
@@ -340,14 +340,17 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
         return [queue]
     if backend.capabilities.makes_queues:
         return backend.queues()
-    names = session.settings().queue_names or (DEFAULT_QUEUE,)
+    names = session.settings().queue_names or tuple(filter(None, [backend.only_queue]))
     cannot = f"{backend.scheme}:// cannot list its queues (Capabilities.makes_queues)"
+    if not names and needed:
+        raise click.UsageError(f"name the queue: {cannot}, and the setting `queues` names none")
     for name in names:
         try:
             backend.stats(name)
         except ConfigurationError as error:
             raise click.UsageError(f"name the queue: {cannot}, and of the setting `queues`: {error}") from None
-    note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
+    if names and needed:
+        note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
     return list(names)
 
 
@@ -366,7 +369,11 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
 def unseen(backend: QueueBackend) -> str:
     """Return why a message with some id may not be found."""
-    if backend.capabilities.lists_live:
+    if backend.capabilities.finds_all:
         return "it is done and gone, or never was on this broker"
+    if backend.capabilities.lists_live:
+        looked = ", ".join(backend.queues()) or "no queue that holds a message"
+        other = "or is in another queue: the setting `queues` says where to look, `jobpool inspect ID -Q NAME` too"
+        return f"it is done and gone, never was, {other} (looked in: {looked})"
     only = f"{backend.scheme}:// shows dead letters alone"
     return f"no dead letter is called so, and {only} (Capabilities.lists_live); `jobpool stats` counts the others"

@@ -100,9 +100,11 @@ def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:
 def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: Ask, broker: QueueBackend) -> None:
     dead, waiting = broker.enqueue_many(numbered(2))
     assert bury(broker, "reports") == dead
-    assert "unknown" in ask("status", waiting, dead, code=1).stdout
+    told = ask("status", waiting, dead, code=1)
+    assert "unknown" in told.stdout
+    assert "beanstalk:// shows dead letters alone" in told.stderr
     told = ask("result", waiting, "--timeout", "5s", code=3).stderr
-    assert "(Capabilities.lists_live), so nobody can tell whether a job has ended" in told
+    assert "shows dead letters alone, so nobody can tell whether a job has ended" in told
     assert "(timeout): too slow" in ask("result", dead, code=1).stderr
 
 
