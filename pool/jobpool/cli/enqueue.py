@@ -142,6 +142,7 @@ def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:
 
 def _app(session: Session, apps: tuple[str, ...], no_check: bool) -> HandlerRegistry | None:
     """Import the app; None = none is known. Raises `ConfigurationError`: it does not import."""
+    session.settings(apps=apps)  # what is wrong with those is wrong without a look too
     try:
         return None if no_check else session.app(apps=apps)
     except ConfigurationError as error:

@@ -139,7 +139,10 @@ class TestWhichKeyDecides:
             pytest.param(None, None, {"JOBS_SIGNING_KEY": "fourth"}, "fourth", id="JOBS_SIGNING_KEY"),
             pytest.param(["first", "old"], "second", {}, "first", id="argument with rotation"),
             pytest.param(None, None, {"JOBPOOL_SIGNING_KEY": '["new", "old"]'}, "new", id="variable with rotation"),
-            pytest.param(None, None, {"JOBPOOL_SIGNING_KEY": "a,b c"}, "a,b c", id="a variable is one key as it is"),
+            pytest.param(None, None, {"JOBPOOL_SIGNING_KEY": "a,b c"}, "a,b c", id="a variable is one key"),
+            pytest.param(None, None, {"JOBPOOL_SIGNING_KEY": " key\n"}, "key", id="a variable with a line end"),
+            pytest.param(None, " key\n", {}, "key", id="a setting with a line end"),
+            pytest.param(None, None, {"JOBPOOL_SIGNING_KEY": '["key\\n"]'}, "key\n", id="a list is as it is"),
         ],
     )
     def test_the_first_that_is_set(self, argument: Any, setting: Any, environ: dict[str, str], key: str) -> None:
@@ -162,6 +165,7 @@ class TestWhichKeyDecides:
             pytest.param(None, "", BOTH, id="setting"),
             pytest.param(None, None, {**BOTH, "JOBPOOL_SIGNING_KEY": ""}, id="JOBPOOL_SIGNING_KEY"),
             pytest.param(None, None, {"JOBS_SIGNING_KEY": ""}, id="JOBS_SIGNING_KEY"),
+            pytest.param(None, None, {"JOBPOOL_SIGNING_KEY": " \n"}, id="white space"),
             pytest.param(None, None, {"JOBS_SIGNING_KEY": "[]"}, id="empty list"),
             pytest.param(None, None, {"JOBS_SIGNING_KEY": '["a", ""]'}, id="empty key in a list"),
         ],
