@@ -57,9 +57,7 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
     with _written_to(directory):
         _write(directory, names, url)
     if url is None and os.environ.get("JOBPOOL_BACKEND"):
-        note(
-            f"the variable JOBPOOL_BACKEND wins over backend in {FILES[0]}; `jobpool init --backend URL` writes another"
-        )
+        note(f"JOBPOOL_BACKEND wins over backend in {FILES[0]}: unset it, or write it there by `jobpool init -b URL`")
     for name in there:
         note(f"{directory / name} is there already, and is left as it is")
     if json_:

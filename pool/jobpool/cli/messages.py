@@ -119,7 +119,13 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
-    """Say that nothing was found, and which queues there are if the chosen one is empty."""
+    """Say that nothing was found, what is held, and which queues there are if the chosen one is empty."""
+    from jobpool.broker.values import State
+
+    if State.WAITING in where.states and State.LEASED not in where.states and backend.capabilities.lists_live:
+        held = backend.count(structs.replace(where, states=(State.LEASED,)))
+        if held:
+            return f"no message matches that is free: pools or claims hold {plural(held, 'message')}"
     if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"
@@ -253,7 +259,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
             named = sorted({*named, *paused})
         found = {queue: backend.stats(queue) for queue in named}
         serving = session.queues_served()
-        if not backend.capabilities.exact_counts:
+        if not backend.capabilities.exact_counts and any(counts.waiting for counts in found.values()):
             note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
     if json_:
         shown = {name: asdict(pause) for name, pause in paused.items()}
