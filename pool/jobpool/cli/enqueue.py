@@ -258,9 +258,9 @@ def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Ite
     can, scheme = backend.capabilities, backend.scheme
     first = next(definitions, None)
     if first and first.priority != DEFAULT_PRIORITY and not can.priorities:
-        note(f"{scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
+        note(f"{scheme}:// knows no priorities: the job waits for those before it")
     if first and first.identifier is not None and not can.keeps_records:
-        note(f"{scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")
+        note(f"{scheme}:// knows no ids: enqueued again, it is a second message")
     jobs = chain([first] if first else [], definitions)
     while batch := list(islice(jobs, BATCH_JOBS)):
         yield backend.enqueue_many(batch)

@@ -260,7 +260,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
         found = {queue: backend.stats(queue) for queue in named}
         serving = session.queues_served()
         if not backend.capabilities.exact_counts and any(counts.waiting for counts in found.values()):
-            note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
+            note(f"{backend.scheme}:// counts messages that others have leased as waiting")
     if json_:
         shown = {name: asdict(pause) for name, pause in paused.items()}
         told = [
@@ -302,7 +302,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
             while len(batch) >= REAP_LIMIT:
                 reaped += (batch := backend.reap(queue, policy))
         if backend.capabilities.leases is not Leases.OURS:
-            note(f"{backend.scheme}:// gives back messages with an expired lease by itself (Capabilities.leases)")
+            note(f"{backend.scheme}:// gives back messages with an expired lease by itself")
     if json_:
         answer_json([{**structs.asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return
@@ -347,7 +347,7 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
     if backend.capabilities.makes_queues:
         return backend.queues()
     names = session.settings().queue_names or tuple(filter(None, [backend.only_queue]))
-    cannot = f"{backend.scheme}:// cannot list its queues (Capabilities.makes_queues)"
+    cannot = f"{backend.scheme}:// cannot list its queues"
     if not names and needed:
         raise click.UsageError(f"name the queue: {cannot}, and the setting `queues` names none")
     for name in names:
@@ -366,7 +366,7 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
     if backend.capabilities.lists_live or where.states == (State.DEAD,):
         return where
-    cannot = f"{backend.scheme}:// shows dead letters alone (Capabilities.lists_live)"
+    cannot = f"{backend.scheme}:// shows dead letters alone"
     if where.states and State.DEAD not in where.states:
         raise Unsupported(f"{cannot}, not what is {' or '.join(where.states)}: `jobpool stats` counts that")
     note(f"{cannot}: `jobpool stats` counts the other messages")
@@ -382,4 +382,4 @@ def unseen(backend: QueueBackend) -> str:
         other = "or is in another queue: the setting `queues` says where to look, `jobpool inspect ID -Q NAME` too"
         return f"it is done and gone, never was, {other} (looked in: {looked})"
     only = f"{backend.scheme}:// shows dead letters alone"
-    return f"no dead letter is called so, and {only} (Capabilities.lists_live); `jobpool stats` counts the others"
+    return f"no dead letter is called so, and {only}; `jobpool stats` counts the others"

@@ -47,8 +47,8 @@ def test_messages_are_found_in_the_queues_of_the_settings(ask: Ask) -> None:
     ident = ask("enqueue", "report", "customer=7", "-Q", "reports").stdout.strip()
     counted = ask("stats", "--json")
     assert [(row["queue"], row["waiting"]) for row in json.loads(counted.stdout)] == [("reports", 1)]
-    assert "servicebus:// cannot list its queues (Capabilities.makes_queues): shown are reports" in counted.stderr
-    assert "counts messages that others have leased as waiting (Capabilities.exact_counts)" in counted.stderr
+    assert "servicebus:// cannot list its queues: shown are reports" in counted.stderr
+    assert "counts messages that others have leased as waiting" in counted.stderr
     assert [row["id"] for row in json.loads(ask("list", "--json").stdout)] == [ident]
     assert ask("purge", "-Q", "reports", "--yes").stdout == "1 message purged\n"
 
