@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import settle
 from support.waiting import wait_until
 
@@ -349,6 +350,30 @@ def test_a_broker_that_cannot_tell_whether_a_job_has_ended_does_not_say_it_has(b
     assert [status.state for status in backend.wait([handle, handle])] == [JobState.DEAD] * 2
     with pytest.raises(JobFailed, match="boom"):
         handle.result()
+
+
+@pytest.mark.lacks("finds_all")
+@pytest.mark.needs("leases")
+def test_a_client_that_was_not_told_of_the_queue_does_not_say_that_a_job_has_ended(harness: Harness) -> None:
+    other = harness.open()
+    ident = Jobs(backend=harness.open()).enqueue(a_job(scheduled_at=at(harness.now() + 3600.0)))
+    for known in (ident, str(ident)):
+        for ask in (partial(other.result, known, 0.0), partial(other.wait, [known])):
+            with pytest.raises(Unsupported, match=f"whether a job has ended, and {ident}"):
+                ask()
+    assert other.status(ident).state is JobState.UNKNOWN
+
+
+@pytest.mark.lacks("finds_all")
+@pytest.mark.needs("leases", "lists_live")
+def test_a_client_that_has_enqueued_a_job_sees_that_it_is_gone(backend: QueueBackend) -> None:
+    jobs = Jobs(backend=backend)
+    [handle] = jobs.enqueue_many([a_job()])
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert backend.ack(lease)
+    assert [status.state for status in jobs.wait([handle])] == [JobState.UNKNOWN]
+    with pytest.raises(ResultNotKept):
+        jobs.result(handle, 0.0)
 
 
 @needs_results

@@ -94,9 +94,11 @@ class SharedNamespace(Namespace):
         self.address = shared.address
         self._shared = shared
         self._named: set[str] = set()
+        self.probed: set[str] = set()
 
     def queue(self, name: str) -> QueueClient:
         client = self._shared.queue(name)
+        self.probed.discard(name)
         self._named.add(name)
         return client
 
@@ -104,7 +106,7 @@ class SharedNamespace(Namespace):
         return self._shared.call(work, limit)
 
     def named_queues(self) -> list[str]:
-        return sorted(self._named)
+        return sorted(self._named - self.probed)
 
     def close(self) -> None:
         pass

@@ -57,5 +57,6 @@ PROMISES: dict[str, Callable[[Capabilities], bool]] = {
     "lists_queues": lambda can: can.makes_queues,
     "makes_queues": lambda can: can.makes_queues,
     "lists_live": lambda can: can.lists_live,
+    "finds_all": lambda can: can.finds_all,
 }
 """`sync://`, which leases nothing, promises nothing of what becomes of leases."""

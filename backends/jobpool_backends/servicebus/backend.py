@@ -49,6 +49,7 @@ class ServiceBusBackend(QueueBackend):
         super().__init__(signer=signer, clock=clock)
         if namespace.address.connection_string is None:
             self.credential_variables = CREDENTIAL_VARIABLES
+        self.only_queue = namespace.address.only
         self.namespace = namespace
         self.leases = HeldLeases(self.clock)
         self._locks = Locks(namespace.address, self.clock)

@@ -44,12 +44,16 @@ class Facts(Struct, frozen=True):
 
 def ping(namespace: Namespace) -> None:
     """Ask for a sign of life: a missing queue is one too. Raises BackendUnavailable, ConfigurationError."""
-    queue = namespace.address.only or next(iter(namespace.named_queues()), "default")
+    named = namespace.named_queues()
+    queue = named[0] if named else "default"
     try:
         _look(namespace, queue)
     except ConfigurationError as error:
         if error.__context__ is None or missing_queue(error.__context__, namespace.address, queue) is None:
             raise
+    finally:
+        if not named:
+            namespace.probed.add(queue)
 
 
 def diagnose(namespace: Namespace, noticed: Mapping[str, float]) -> list[Finding]:

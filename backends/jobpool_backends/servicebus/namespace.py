@@ -33,6 +33,7 @@ CALL_SPARE_S = 2.0  # time that a caller waits beyond the limit of the work on t
 ATTEMPT_LIMIT_S = 5.0  # limit of one attempt of the SDK; it is far below the shortest lock
 
 FILTERED_LINES = {
+    "azure.servicebus.aio._async_utils": "Handler cleanup did not complete",
     "azure.servicebus.aio._base_handler_async": "Unexpected error occurred",
     "azure.servicebus._pyamqp.aio._connection_async": "Connection closed with error",
     "azure.servicebus._pyamqp.aio._management_operation_async": "Failed to complete management operation",
@@ -112,6 +113,7 @@ class Namespace:
         self._thread: threading.Thread | None = None
         self._client: ServiceBusClient | None = None
         self._queues: dict[str, QueueClient] = {}
+        self.probed: set[str] = set()  # queues of those that nobody has named
 
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
@@ -124,6 +126,7 @@ class Namespace:
                 " shared access policy of the namespace"
             )
         with self._lock:
+            self.probed.discard(name)
             if name not in self._queues:
                 self._queues[name] = QueueClient(name, self.address, self._get_client())
             return self._queues[name]
@@ -159,8 +162,8 @@ class Namespace:
             future.cancel()  # does nothing to a finished one
 
     def named_queues(self) -> list[str]:
-        """Return the queues that were named so far, sorted."""
-        return sorted(self._queues)
+        """Return the queues that were named so far, in the address or by a call, sorted."""
+        return sorted({*self._queues, *filter(None, [self.address.only])} - self.probed)
 
     def close(self) -> None:
         """Close all connections and end the thread. Safe to call twice. Blocks for some 15 seconds at most."""

@@ -73,6 +73,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     scheme: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     credential_variables: tuple[str, ...] = ()  # of the environment: a pool keeps these from its children
+    only_queue: str | None = None  # the one queue that the URL is good for; None = any
 
     _enqueue: parts.Enqueue
     _enqueue_in: parts.EnqueueIn
@@ -395,8 +396,8 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to at most `limit` matching messages, oldest first; return how many changed. Call again until 0."""
-        if verb is Verb.CANCEL and not self.capabilities.lists_live:
-            why = "finds no job that waits (Capabilities.lists_live)"
+        if verb is Verb.CANCEL and not self.capabilities.keeps_records:
+            why = "makes no dead letter of a job that waits (Capabilities.keeps_records)"
             raise Unsupported(f"{self.scheme}:// {why}: `jobpool purge` deletes all of a queue")
         return self._bulk(where, verb, check_count(limit, "limit", 1, sys.maxsize))
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import MsgspecError, json, structs
 
 from jobpool.broker.key_store import all_records
-from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
+from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import BatchStatus
 from jobpool.message.guards import LONGEST_KEPT
@@ -237,8 +237,8 @@ def cancel_matching(
 
 def _check(backend: QueueBackend, sees: bool) -> None:
     """Raise `Unsupported` for a request that has to see jobs, where the broker shows none that are not dead."""
-    if sees and not backend.capabilities.lists_live:
-        cannot = "shows no job that waits or runs (Capabilities.lists_live)"
+    if sees and not backend.capabilities.keeps_records:
+        cannot = "cancels no job that waits, and cannot tell which run (Capabilities.keeps_records)"
         raise Unsupported(f"{backend.scheme}:// {cannot}: cancel by id, without --purge, and with the option state=URL")
 
 
@@ -261,8 +261,9 @@ class _Cancels:
     def step(self, ident: str) -> Cancel | None:
         """Do what can be done for it now; return the answer, or None: look again."""
         backend = self._backend
-        message = backend.inspect(ident)
-        if message is None and not backend.capabilities.lists_live:  # the broker cannot tell whether it is there
+        message, can = backend.inspect(ident), backend.capabilities
+        # It may be there unseen; or it is seen, and cannot be changed, and may be leased by another client.
+        if (message is None and not can.finds_all) or (message and message.state in LIVE and not can.keeps_records):
             if ident not in self.marked:
                 self._mark(ident, Mark(enqueued_by=round(backend.time.now(), 6)))  # as times of enqueues are rounded
             return None

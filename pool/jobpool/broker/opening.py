@@ -177,6 +177,8 @@ def _redact_option(option: str) -> str:
 
 def _redact_part(part: str) -> str:
     name, equals, value = part.partition("=")
+    if not part.strip():  # behind the last semicolon
+        return part
     if not equals or name.strip().lower() not in _OF_AZURE:
         return f"{name}=***" if name.strip().lower() in ("sharedaccesskey", "sharedaccesssignature") else "***"
     scheme, found, rest = value.rpartition("://")

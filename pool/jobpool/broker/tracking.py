@@ -30,8 +30,8 @@ _REASONS = {"expired": JobState.EXPIRED, "cancelled": JobState.CANCELLED}
 def statuses(backend: QueueBackend, idents: Sequence[str]) -> dict[str, JobStatus]:
     """Return the state of each job, by its id.
 
-    A done job is known while its result is kept, else it is `unknown`. A broker without `lists_live` knows of dead
-    letters only.
+    A done job is known while its result is kept, else it is `unknown`. So is one that the broker cannot find
+    (`Capabilities.finds_all`), though it may wait or run.
     """
     return _look(backend, idents)[0]
 
@@ -124,8 +124,8 @@ def wait(
     """
     give_up = give_up_at(timeout)
     found = statuses(backend, list(dict.fromkeys(idents)))
-    for status in found.values():
-        _check_told(backend, status)
+    for ident, status in found.items():
+        _check_told(backend, ident, status)
     while left := [ident for ident, status in found.items() if not status.has_ended]:
         remaining = give_up - time.monotonic()
         if remaining <= 0 or (first and len(left) < len(found)):
@@ -152,7 +152,7 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
         UnknownJob: There is no such job.
         Unsupported: This broker cannot tell whether it has ended.
     """
-    give_up, was_there = give_up_at(timeout), isinstance(ident, JobHandle)
+    give_up, was_seen = give_up_at(timeout), False
     while True:
         found, kept = _look(backend, [ident])
         status = found[ident]
@@ -160,24 +160,33 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
             return _value(ident, kept[ident])
         if status.handler == BATCH:
             raise ResultNotKept(f"{ident} is a batch, which has counts and no result: ask for its status")
-        _check_told(backend, status)
+        if not was_seen:
+            _check_told(backend, ident, status)
         if status.state is JobState.UNKNOWN:
-            raise _missing(ident, was_there)
+            raise _missing(ident, was_seen or isinstance(ident, JobHandle))
         if status.has_ended:
             raise JobFailed(_failed(status), status)
-        was_there = True
+        was_seen = True
         remaining = give_up - time.monotonic()
         if remaining <= 0:
             raise ResultPending(f"job {ident} has not ended: it is {status.state}")
         backend.wait_ended([ident], remaining)
 
 
-def _check_told(backend: QueueBackend, status: JobStatus) -> None:
+def _check_told(backend: QueueBackend, ident: str, status: JobStatus) -> None:
     """Raise `Unsupported` where an unknown job may just as well wait or run."""
-    if status.state is JobState.UNKNOWN and not backend.capabilities.lists_live:
-        cannot = "shows dead letters alone (Capabilities.lists_live), so nobody can tell whether a job has ended"
-        mend = "let its handler write what you wait for to a store of yours, or choose another backend"
-        raise Unsupported(f"{backend.scheme}:// {cannot}, and {status.id} is none of them: {mend}")
+    can = backend.capabilities
+    if status.state is not JobState.UNKNOWN or can.finds_all or (can.lists_live and _is_own(ident, backend)):
+        return
+    cannot = "looks only in the queues that this client has used" if can.lists_live else "shows dead letters alone"
+    cannot += f", so nobody can tell whether a job has ended, and {status.id} is not there"
+    mend = "let its handler write what you wait for to a store of yours, or choose another backend"
+    raise Unsupported(f"{backend.scheme}:// {cannot}: {mend}")
+
+
+def _is_own(ident: str, backend: QueueBackend) -> bool:
+    """Return whether this client has seen or enqueued the job, and so looks in its queue."""
+    return isinstance(ident, JobHandle) and ident.is_of(backend)
 
 
 def give_up_at(timeout: float | None) -> float:

@@ -100,6 +100,11 @@ class Capabilities(Struct, frozen=True):
     delay_resolution: float = 1e-6
     """Seconds to which delays are rounded up."""
 
+    @property
+    def finds_all(self) -> bool:
+        """Return whether a message that is not found is gone; else it may be where this client cannot look."""
+        return self.lists_live and self.makes_queues
+
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
@@ -233,7 +238,7 @@ class Verb(StrEnum):
     RESUME = "resume"
     """Dead only: waiting again under its id, expiry lifted; attempts, crashes, last error and cause as they were."""
     CANCEL = "cancel"
-    """Jobs that wait or are delayed: a dead letter, reason `cancelled`. Only where `Capabilities.lists_live`."""
+    """Jobs that wait or are delayed: a dead letter, reason `cancelled`. Only where `Capabilities.keeps_records`."""
 
 
 class Edited(StrEnum):

@@ -137,7 +137,7 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
     if structs.replace(where, queue=None, states=()) == type(where)():
         return True
     raise Unsupported(
-        f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only (Capabilities.keeps_records):"
+        f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only:"
         " leave all terms but queue: and state: out; `jobpool dead purge` takes any filter"
     )
 

@@ -67,6 +67,8 @@ def post(
     """
     if bool(messages) == (file is not None):
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
+    if "-" in messages:
+        raise click.UsageError("`-` is not a message: --file - reads stdin, and '\"-\"' is that text")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
     with session.broker(makes=True) as backend, _wrong_usage():
         batches = _select(backend, queue).post_in_batches(values, ttl, delay)

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
-from jobpool.cli.messages import id_meant, moment, queue_option, terms_argument
+from jobpool.cli.messages import id_meant, meet_queues, moment, queue_option, terms_argument
 from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
@@ -188,6 +188,7 @@ def cancel(
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
         where = id_meant(backend, where)
+        meet_queues(session, backend, where.queue, needed=False)
         live = structs.replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)

@@ -142,6 +142,7 @@ def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:
 
 def _app(session: Session, apps: tuple[str, ...], no_check: bool) -> HandlerRegistry | None:
     """Import the app; None = none is known. Raises `ConfigurationError`: it does not import."""
+    session.settings(apps=apps)  # what is wrong with those is wrong without a look too
     try:
         return None if no_check else session.app(apps=apps)
     except ConfigurationError as error:
@@ -257,9 +258,9 @@ def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Ite
     can, scheme = backend.capabilities, backend.scheme
     first = next(definitions, None)
     if first and first.priority != DEFAULT_PRIORITY and not can.priorities:
-        note(f"{scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
+        note(f"{scheme}:// knows no priorities: the job waits for those before it")
     if first and first.identifier is not None and not can.keeps_records:
-        note(f"{scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")
+        note(f"{scheme}:// knows no ids: enqueued again, it is a second message")
     jobs = chain([first] if first else [], definitions)
     while batch := list(islice(jobs, BATCH_JOBS)):
         yield backend.enqueue_many(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
@@ -55,6 +56,8 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
     names = [name for name in FILES if name not in there]
     with _written_to(directory):
         _write(directory, names, url)
+    if url is None and os.environ.get("JOBPOOL_BACKEND"):
+        note(f"JOBPOOL_BACKEND wins over backend in {FILES[0]}: unset it, or write it there by `jobpool init -b URL`")
     for name in there:
         note(f"{directory / name} is there already, and is left as it is")
     if json_:

@@ -19,7 +19,7 @@ from jobpool.cli.options import BROKER, Command, as_json, bare_id, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
-from jobpool.message.names import DEFAULT_QUEUE, check_queue
+from jobpool.message.names import check_queue
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.units import format_duration
 from jobpool.settings import nearest
@@ -138,9 +138,15 @@ def id_meant(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
-    """Say that nothing was found, and which queues there are if the chosen one is empty."""
+    """Say that nothing was found, what is held, and which queues there are if the chosen one is empty."""
+    from jobpool.broker.values import State
+
     if told := unknown_reason(where):
         return told
+    if State.WAITING in where.states and State.LEASED not in where.states and backend.capabilities.lists_live:
+        held = backend.count(structs.replace(where, states=(State.LEASED,)))
+        if held:
+            return f"no message matches that is free: pools or claims hold {plural(held, 'message')}"
     if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"
@@ -274,8 +280,8 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
             named = sorted({*named, *paused})
         found = {queue: backend.stats(queue) for queue in named}
         serving = session.queues_served()
-        if not backend.capabilities.exact_counts:
-            note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
+        if not backend.capabilities.exact_counts and any(counts.waiting for counts in found.values()):
+            note(f"{backend.scheme}:// counts messages that others have leased as waiting")
     if json_:
         shown = {name: asdict(pause) for name, pause in paused.items()}
         told = [
@@ -317,7 +323,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
             while len(batch) >= REAP_LIMIT:
                 reaped += (batch := backend.reap(queue, policy))
         if backend.capabilities.leases is not Leases.OURS:
-            note(f"{backend.scheme}:// gives back messages with an expired lease by itself (Capabilities.leases)")
+            note(f"{backend.scheme}:// gives back messages with an expired lease by itself")
     if json_:
         answer_json([{**structs.asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return
@@ -349,11 +355,11 @@ def moment(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:
+def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None, *, needed: bool = True) -> list[str]:
     """Return the queues for a verb that names none; a broker that cannot list queues is told of the settings'.
 
     Raises:
-        click.UsageError: One of those is not there.
+        click.UsageError: One of those is not there, or one is `needed` and neither settings nor URL name any.
 
     Blocks for a round trip a queue, if at all.
     """
@@ -361,14 +367,17 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
         return [queue]
     if backend.capabilities.makes_queues:
         return backend.queues()
-    names = session.settings().queue_names or (DEFAULT_QUEUE,)
-    cannot = f"{backend.scheme}:// cannot list its queues (Capabilities.makes_queues)"
+    names = session.settings().queue_names or tuple(filter(None, [backend.only_queue]))
+    cannot = f"{backend.scheme}:// cannot list its queues"
+    if not names and needed:
+        raise click.UsageError(f"name the queue: {cannot}, and the setting `queues` names none")
     for name in names:
         try:
             backend.stats(name)
         except ConfigurationError as error:
             raise click.UsageError(f"name the queue: {cannot}, and of the setting `queues`: {error}") from None
-    note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
+    if names and needed:
+        note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
     return list(names)
 
 
@@ -378,7 +387,7 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
     if backend.capabilities.lists_live or where.states == (State.DEAD,):
         return where
-    cannot = f"{backend.scheme}:// shows dead letters alone (Capabilities.lists_live)"
+    cannot = f"{backend.scheme}:// shows dead letters alone"
     if where.states and State.DEAD not in where.states:
         raise Unsupported(f"{cannot}, not what is {' or '.join(where.states)}: `jobpool stats` counts that")
     note(f"{cannot}: `jobpool stats` counts the other messages")
@@ -387,7 +396,11 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
 def unseen(backend: QueueBackend) -> str:
     """Return why a message with some id may not be found."""
-    if backend.capabilities.lists_live:
+    if backend.capabilities.finds_all:
         return "it is done and gone, or never was on this broker"
+    if backend.capabilities.lists_live:
+        looked = ", ".join(backend.queues()) or "no queue that holds a message"
+        other = "or is in another queue: the setting `queues` says where to look, `jobpool inspect ID -Q NAME` too"
+        return f"it is done and gone, never was, {other} (looked in: {looked})"
     only = f"{backend.scheme}:// shows dead letters alone"
-    return f"no dead letter is called so, and {only} (Capabilities.lists_live); `jobpool stats` counts the others"
+    return f"no dead letter is called so, and {only}; `jobpool stats` counts the others"

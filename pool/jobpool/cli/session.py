@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import asdict
 
-from jobpool.broker.config_file import ConfigFile, find_config, working_directory
+from jobpool.broker.config_file import SQLITE, ConfigFile, find_config, working_directory
 from jobpool.cli.output import note
 from jobpool.errors import ENQUEUE_LATER, NO_APP, ConfigurationError
 from jobpool.settings import Settings, load
@@ -97,10 +97,17 @@ class Session:
         asked = self.flags["log_level"] is not None
         configure(self.log_level(settings.log_level if asked else "warning"), settings.log_format)
         signer = EnvelopeSigner(settings.signing_keys() or None)
-        if not makes and (missing := missing_database(settings.backend)):
+        missing = missing_database(settings.backend)
+        if missing and not makes:
             raise ConfigurationError(missing)
         with contextlib.closing(open_backend(settings.backend, signer=signer)) as backend:
             yield backend
+        if missing and not (self.is_quiet or self._names_backend()):
+            note(f"no backend is configured: made {settings.backend.removeprefix(SQLITE)}")
+
+    def _names_backend(self) -> bool:
+        named = self.flags["backend"] or os.environ.get("JOBPOOL_BACKEND")
+        return bool(named) or "backend" in self.config_file().values
 
     def app(self, **more: Any) -> HandlerRegistry | None:
         """Import the app of the settings and return its handlers; None = no app is named, or this is not Linux.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobpool.cli.messages import meet_queues, unseen
 from jobpool.cli.options import Command, as_json, bare_id, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note
 from jobpool.cli.session import Session
@@ -42,6 +43,7 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
 
     idents = tuple(map(bare_id, idents))
     with session.broker() as backend:
+        meet_queues(session, backend, needed=False)
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
         _show(backend, found, json_)
@@ -49,8 +51,11 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
             before, found = found, backend.wait(idents, WATCH_S)
             if found != before:
                 _show(backend, found, json_)
+        why = "it never was, was removed, or is done and kept no result (result_ttl)"
+        if not backend.capabilities.finds_all:
+            why = unseen(backend)
     if any(one.state is JobState.UNKNOWN for one in found):
-        note("unknown: it never was, was removed, or is done and kept no result (result_ttl)")
+        note(f"unknown: {why}")
         return UNKNOWN
     return 0
 
@@ -88,6 +93,7 @@ def result(session: Session, ident: str, timeout: float) -> int:
     tell. 4 means that the job has not ended in this time.
     """
     with session.broker() as backend:
+        meet_queues(session, backend, needed=False)
         try:
             answer_json(backend.result(bare_id(ident), timeout))
         except (NoResult, Unsupported) as error:

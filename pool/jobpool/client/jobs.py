@@ -32,7 +32,7 @@ from jobpool.message import producer
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_queue, check_text
-from jobpool.message.results import NO_LOOK, JobHandle, JobStatus
+from jobpool.message.results import NO_LOOK, JobHandle, JobState, JobStatus
 from jobpool.message.signing import Key
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Jobs:
             )
         else:
             send = partial(self.backend.enqueue_in, connection)
-        return [ident for batch in _batches(jobs) for ident in send(batch)]
+        return [JobHandle(ident, self) for batch in _batches(jobs) for ident in send(batch)]
 
     async def aenqueue(self, job: JobDefinition | JobBuilder | str, /, payload: Any = None) -> JobHandle:
         """Enqueue one job and leave the event loop free meanwhile; return its id.
@@ -183,7 +183,7 @@ class Jobs:
             ResultNotKept: It is done, and no result is kept: without a `result_ttl`, or after it.
             ResultTooLarge: It is done, and its result was above the cap (`output_cap`).
             UnknownJob: No such job is known. One that ended before the call, and kept nothing, is not known either.
-            Unsupported: The broker cannot tell whether it has ended (`Capabilities.lists_live`).
+            Unsupported: The broker cannot tell whether it has ended (`Capabilities.finds_all`).
             InvalidJob: The id is not a `str`.
             BackendUnavailable: The broker did not answer.
         """
@@ -226,6 +226,7 @@ class Jobs:
             left = [status.id for status in found if not status.has_ended]
             if not left or time.monotonic() >= give_up:
                 return found
+            wanted = [one.id if one.state is JobState.UNKNOWN else JobHandle(one.id, self) for one in found]  # is known
             await waits.until_ended(left, give_up)
 
     def batch(

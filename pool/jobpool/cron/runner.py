@@ -225,12 +225,12 @@ def _is_alone(backend: QueueBackend, only: bool) -> bool:
         return False
     if not only:
         raise ConfigurationError(
-            f"{backend.scheme}:// keeps no keys (Capabilities.key_store), so that two schedulers would fire everything"
+            f"{backend.scheme}:// keeps no keys, so that two schedulers would fire everything"
             " twice: choose a backend that keeps keys, or give your word that there is one scheduler only,"
             " with --only-scheduler (in Python: only=True)"
         )
     if not backend.capabilities.keeps_records:
-        why = f"{backend.scheme}:// knows no ids (Capabilities.keeps_records), and this scheduler no earlier one"
+        why = f"{backend.scheme}:// knows no ids, and this scheduler no earlier one"
         mend = "let handlers stand a job that comes twice"
         log.warning("a firing can be enqueued twice, after a restart", extra={"fields": {"why": why, "mend": mend}})
     return True

@@ -33,7 +33,7 @@ def check_key_store(limits: Limits, backend: QueueBackend) -> None:
     """Raise `ConfigurationError` if there are limits, or a life of idempotency keys, and nobody who could keep them."""
     if backend.capabilities.key_store:
         return
-    keepless = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
+    keepless = f"a broker that keeps keys, and {backend.scheme}:// keeps none"
     if limits:
         why = f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
         raise ConfigurationError(why)

@@ -16,6 +16,7 @@ from jobpool.master.state import Pool
 _COMMON = {ev.ChildResults, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
 _COMMON |= {ev.ChildSaid, ev.AppSaid, ev.NotBegun}
 """Events that come all the time and never call for another child."""
+ONE_SIGNAL_S = 0.25  # the same signal again within this time counts once
 
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:
@@ -34,6 +35,10 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
 def _signal(pool: Pool, event: ev.SignalCame) -> None:
     match event.number:
         case signal.SIGTERM | signal.SIGINT:
+            # `timeout` sends one to its child, and then to the group in which that is.
+            if event.number == pool.stop_signal and pool.now < pool.stop_signal_at + ONE_SIGNAL_S:
+                return
+            pool.stop_signal, pool.stop_signal_at = event.number, pool.now
             again = "a second signal: running jobs are killed and go back to their queues"
             pool.stop(again if pool.is_stopping else "stopping", event.number)
         case signal.SIGQUIT:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jobpool.broker.values import Leases
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
@@ -48,10 +49,11 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
         for _ in range(event.late):
             pool.metrics.ended("", "", LEASE_LOST)
         pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
-    if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER_FACTOR:
+    is_short = event.lasts and event.lasts < pool.settings.ttl / MUCH_SHORTER_FACTOR
+    if is_short and not pool.told_short and pool.can.leases is not Leases.BROKER:  # which has told of it itself
         pool.told_short = True
         what = "leases are much shorter than `ttl` asks for; each is renewed by its own length"
-        mend = "the broker's queue, or who enqueues, says how long they last: make it more, or `ttl` less"
+        mend = "the broker's queue, or who enqueues, says how long they last: make it more"
         pool.note("warning", what, ttl=pool.settings.ttl, lasts=round(event.lasts, 3), mend=mend)
     for inspected in event.leases:
         _take_in(pool, inspected)

@@ -357,7 +357,7 @@ def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
         check_key_store(limits_of(settings), backend)
     except ConfigurationError as error:
         yield str(error)
-    lacking = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
+    lacking = f"a broker that keeps keys, and {backend.scheme}:// keeps none"
     if settings.cron:
         yield f"a scheduler beside the pool needs {lacking}: leave --cron out, or choose another backend"
     if settings.result_ttl:

@@ -181,6 +181,8 @@ class Pool:
     stats: dict[str, QueueStats] = field(default_factory=dict)
     stopping: Stopping = Stopping.NO
     stop_by: float = 0.0
+    stop_signal: int | None = None  # the last of those that ask for a stop
+    stop_signal_at: float = 0.0
     reload_asked: bool = False
     reload_error: str = ""
     """Why the last reload failed; "" = it did not. Until the next good one."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
 
-from jobpool.errors import Unsupported
+from jobpool.errors import JobpoolError, Unsupported
 
 if TYPE_CHECKING:
     from jobpool.message.lease import JobLease
@@ -130,6 +131,12 @@ class JobHandle(str):
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)  # elsewhere it is the id alone
+
+    def is_of(self, backend: object) -> bool:
+        """Return whether its producer uses this backend, as an object."""
+        with suppress(JobpoolError):  # closed, say
+            return getattr(self._producer, "backend", None) is backend
+        return False
 
     def status(self) -> JobStatus:
         """Return the job's state. Raises and blocks as `Jobs.status`."""

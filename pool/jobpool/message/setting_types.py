@@ -209,6 +209,7 @@ def parse_result_ttls(value: object) -> dict[str, float]:
 
 
 def parse_keys(value: object) -> tuple[str, ...]:
+    value = value.strip() if isinstance(value, str) else value  # as a line of a key file
     if isinstance(value, str) and value.startswith("["):
         try:
             value = json.loads(value)

@@ -79,13 +79,14 @@ class EnvelopeSigner:
     ) -> EnvelopeSigner:
         """Return the signer that the first of these asks for: argument, setting, JOBPOOL_SIGNING_KEY, JOBS_SIGNING_KEY.
 
-        A variable holds one key as it is, or a JSON list of keys: ``["new", "old"]``.
+        A variable holds one key, or a JSON list of keys: ``["new", "old"]``. White space around one key is left out.
 
         Raises `ConfigurationError`: the first that is set is empty, or no usable list. Unset it to turn signing off.
         """
-        for given in (argument, setting):
-            if given is not None:
-                return cls(given)
+        if argument is not None:
+            return cls(argument)
+        if setting is not None:
+            return cls(setting.strip() if isinstance(setting, str) else setting)
         for variable in ENVIRONMENT:
             if variable in environ:
                 return cls(_from_variable(variable, environ[variable]))
@@ -159,6 +160,7 @@ def _signed_of(wire: Wire) -> bytes:
 
 
 def _from_variable(variable: str, value: str) -> str | list[str]:
+    value = value.strip()
     if not value:
         raise ConfigurationError(f"{variable} is empty: give a key, or unset it to turn signing off")
     if not value.startswith("["):

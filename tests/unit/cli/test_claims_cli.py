@@ -248,3 +248,16 @@ def test_a_line_that_is_no_json_is_named(jobpool: Jobpool) -> None:
 
 def test_a_broker_without_claims_says_so(jobpool: Jobpool) -> None:
     assert "has no claims" in refused(jobpool("claim", "create", "mail", "-b", "sync://"))
+
+
+def test_a_dash_is_not_posted_as_a_text(jobpool: Jobpool) -> None:
+    result = jobpool("message", "post", "mail", "-", input="1\n")
+    assert result.exit_code == 2
+    assert "--file - reads stdin" in result.stderr
+
+
+def test_a_purge_says_that_claims_hold_messages(jobpool: Jobpool, answer: Answer) -> None:
+    answer("message", "post", "mail", "1", "2")
+    answer("claim", "create", "mail")
+    said = jobpool("purge", "queue:mail", "--yes").stderr
+    assert "no message matches that is free: pools or claims hold 2 messages" in said

@@ -186,3 +186,10 @@ def test_a_folder_of_a_package_is_told_how_to_be_named(tmp_path: Path, word: str
     (tmp_path / "acme" / "jobs" / "__init__.py").touch()
     with pytest.raises(ConfigurationError, match=r"no such file in .*; for a package write --app acme\.jobs$"):
         find_app(word, (str(tmp_path),))
+
+
+def test_an_empty_signing_key_is_not_mended_by_no_check(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "")
+    result = jobpool("enqueue", "report")
+    assert result.exit_code == 2
+    assert "--no-check" not in result.stderr

@@ -60,7 +60,7 @@ def test_a_payload_is_json_or_key_value(jobpool: Jobpool) -> None:
 def test_a_job_that_was_enqueued_unseen_is_remarked_unless_that_was_asked_for(jobpool: Jobpool) -> None:
     told = "the job was not checked, and is in queue 'default': no app is named (--app, or apps in jobpool.toml)\n"
     for words in (["report", "customer=1"], ["report", "--json"]):
-        assert jobpool("enqueue", *words).stderr == told
+        assert jobpool("enqueue", *words).stderr.endswith(told)
     for words in (["report", "--no-check"], ["report", "-Q", "reports"], ["report", "-q"], ["shell", "words=ls"]):
         assert jobpool("enqueue", *words).stderr == ""
 
@@ -376,6 +376,22 @@ def test_init_with_a_broker_prepares_it_and_writes_it_down(jobpool: Jobpool, tmp
     from jobpool.settings import load
 
     assert load().backend == url
+
+
+def test_init_says_that_the_variable_wins(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_BACKEND", "redis://nobody:secret@nowhere")
+    said = jobpool("init").stderr
+    assert "JOBPOOL_BACKEND wins over backend in jobpool.toml" in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("words", [("enqueue", "report"), ("message", "post", "reports", "{}")], ids=" ".join)
+def test_a_file_that_nobody_configured_is_named_when_it_is_made(
+    jobpool: Jobpool, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    told = f"no backend is configured: made {tmp_path}/jobpool.db"
+    assert [told in jobpool(*words).stderr for _ in range(2)] == [True, False]
+    assert "no backend is configured" not in jobpool("-b", f"sqlite:///{tmp_path}/other.db", *words).stderr
 
 
 def test_init_writes_nothing_for_a_broker_that_cannot_be_prepared(jobpool: Jobpool, tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_stats_without_a_name_are_of_the_settings_queues_and_say_what_they_canno
         ("default", 0, 0),
         ("reports", 3, 0),
     ]
-    assert "modest:// cannot list its queues (Capabilities.makes_queues): shown are default, reports" in result.stderr
-    assert "counts messages that others have leased as waiting (Capabilities.exact_counts)" in result.stderr
-    assert "makes_queues" not in ask("stats", "reports").stderr
+    assert "modest:// cannot list its queues: shown are default, reports" in result.stderr
+    assert "counts messages that others have leased as waiting" in result.stderr
+    assert "cannot list its queues" not in ask("stats", "reports").stderr
 
 
 def test_a_queue_of_the_settings_that_is_not_there_is_told_with_the_mend(ask: Ask, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_dead_letters_are_listed_from_every_queue_of_the_settings(
     dead = {bury(broker, "default"), bury(broker)}
     result = ask(*verb, "--json")
     assert {row["id"] for row in json.loads(result.stdout)} == dead
-    assert ("modest:// shows dead letters alone (Capabilities.lists_live)" in result.stderr) is (verb == ["list"])
+    assert ("modest:// shows dead letters alone" in result.stderr) is (verb == ["list"])
 
 
 def test_what_waits_cannot_be_listed_and_the_counts_are_named(ask: Ask, broker: MemoryBackend) -> None:
@@ -127,7 +127,7 @@ def test_a_dead_letter_is_inspected_with_its_queue_or_without(ask: Ask, broker: 
 def test_a_reap_says_that_the_broker_does_it(ask: Ask) -> None:
     result = ask("reap", "reports")
     assert result.exit_code == 0
-    assert "modest:// gives back messages with an expired lease by itself (Capabilities.leases)" in result.stderr
+    assert "modest:// gives back messages with an expired lease by itself" in result.stderr
 
 
 # --- changing -----------------------------------------------------------------------------------------
@@ -197,11 +197,11 @@ def test_a_reason_means_dead_letters_which_are_purged_by_it(ask: Ask, broker: Me
 
 def test_an_enqueue_says_what_means_nothing_there(ask: Ask) -> None:
     for case, words, said in [
-        ("priority", ["-p", "1"], "modest:// knows no priorities (Capabilities.priorities)"),
+        ("priority", ["-p", "1"], "modest:// knows no priorities"),
         (
             "id",
             ["--id", "mine"],
-            "modest:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message",
+            "modest:// knows no ids: enqueued again, it is a second message",
         ),
         ("nothing", [], ""),
         ("the default", ["-p", "5"], ""),

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from servicebus_peer import PeerProcess
+
+from jobpool.broker import control
+from jobpool.broker.control import Cancel
+from jobpool.broker.opening import open_backend
+from jobpool.errors import Unsupported
+from jobpool.message.definition import JobDefinition
 
 Ask = Callable[..., Result]
 
@@ -40,8 +47,8 @@ def test_messages_are_found_in_the_queues_of_the_settings(ask: Ask) -> None:
     ident = ask("enqueue", "report", "customer=7", "-Q", "reports").stdout.strip()
     counted = ask("stats", "--json")
     assert [(row["queue"], row["waiting"]) for row in json.loads(counted.stdout)] == [("reports", 1)]
-    assert "servicebus:// cannot list its queues (Capabilities.makes_queues): shown are reports" in counted.stderr
-    assert "counts messages that others have leased as waiting (Capabilities.exact_counts)" in counted.stderr
+    assert "servicebus:// cannot list its queues: shown are reports" in counted.stderr
+    assert "counts messages that others have leased as waiting" in counted.stderr
     assert [row["id"] for row in json.loads(ask("list", "--json").stdout)] == [ident]
     assert ask("purge", "-Q", "reports", "--yes").stdout == "1 message purged\n"
 
@@ -51,3 +58,47 @@ def test_a_queue_that_is_not_there_is_named_with_the_mend(ask: Ask) -> None:
         said = ask(*words, code=2).stderr
         assert "gone" in said
         assert "create" in said
+
+
+def test_a_job_that_another_client_holds_is_marked_for_its_pool(namespace: PeerProcess, tmp_path: Path) -> None:
+    url = f"{namespace.connection_string}?state=sqlite:///{tmp_path}/state.db"
+    with closing(open_backend(url)) as pool, closing(open_backend(url)) as other:
+        ident = pool.enqueue(JobDefinition("report", {}, queue="reports"))
+        lease = pool.fetch("reports")
+        assert lease is not None
+        for _ in range(2):  # the second time it has seen the message, which looks as if it waited
+            assert control.cancel(other, [ident], wait=0.0) == {ident: Cancel.ASKED}
+            assert control.read(pool).cancels[ident].is_for(lease)
+            assert other.stats("reports").waiting == 1
+        with pytest.raises(Unsupported, match=r"cancel by id, without --purge"):
+            control.cancel(other, [ident], purge=True)
+        assert pool.abandon(lease, "cancelled")
+        assert control.cancel(other, [ident], wait=0.0) == {ident: Cancel.ALREADY}
+
+
+def test_a_status_looks_in_the_queues_of_the_settings_and_says_where_it_looked(ask: Ask, tmp_path: Path) -> None:
+    ident = ask("enqueue", "report", "-Q", "reports", "--delay", "1h").stdout.strip()
+    assert "delayed" in ask("status", ident).stdout
+    assert "or is in another queue" in ask("status", "0" * 16, code=1).stderr
+    assert "(looked in: reports)" in ask("inspect", "0" * 16, code=1).stderr
+    text = (tmp_path / "jobpool.toml").read_text()
+    (tmp_path / "jobpool.toml").write_text(text.replace('queues = ["reports"]', ""))
+    assert "or is in another queue" in ask("status", ident, code=1).stderr
+    assert "the setting `queues` names none" in ask("stats", code=2).stderr
+    assert "whether a job has ended" in ask("result", ident, code=3).stderr
+
+
+def test_the_queue_of_the_connection_string_is_taken_where_no_setting_names_one(
+    ask: Ask, namespace: PeerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "jobpool.toml").write_text(f'backend = "{namespace.connection_string};EntityPath=reports"\n')
+    assert [row["queue"] for row in json.loads(ask("stats", "--json").stdout)] == ["reports"]
+    ask("list")
+
+
+def test_no_queue_is_asked_for_that_nobody_uses(ask: Ask, tmp_path: Path, namespace: PeerProcess) -> None:
+    (tmp_path / "jobpool.toml").write_text(f'backend = "{namespace.connection_string}"\n')
+    told = ask("doctor", code=1).output
+    assert "no queue has been named yet" in told
+    assert "'default'" not in told
+    assert "UseDevelopmentEmulator=true; answers" in told

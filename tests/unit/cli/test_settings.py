@@ -357,6 +357,8 @@ def test_of_the_environments_keys_ours_comes_first(monkeypatch: pytest.MonkeyPat
     assert load().signing_keys() == ("theirs",)
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY", '["ours", "old"]')
     assert load().signing_keys() == ("ours", "old")
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", " ours\n")
+    assert load().signing_keys() == ("ours",)
 
 
 def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:

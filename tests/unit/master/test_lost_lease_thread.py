@@ -7,6 +7,7 @@ from support.jobs import QUEUE, a_job
 from support.modest import Breakable
 from support.waiting import wait_until
 
+from jobpool.broker.values import Capabilities, Leases
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.deadlines import next_due
@@ -123,3 +124,10 @@ def test_leases_much_shorter_than_asked_for_are_told_of_once() -> None:
         stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=lasts or 30.0), None)], lasts=lasts))
     told = notes(stage, "leases are much shorter than `ttl` asks for; each is renewed by its own length")
     assert [(fields["ttl"], fields["lasts"]) for fields in told] == [(30.0, 3.0)]
+
+
+def test_a_broker_that_compares_the_lengths_itself_is_not_told_of_twice() -> None:
+    stage = Stage(workers=1, ttl=30.0).boot()
+    stage.pool.can = Capabilities(leases=Leases.BROKER)
+    stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=3.0), None)], lasts=3.0))
+    assert notes(stage) == []

@@ -668,8 +668,18 @@ class TestStopping:
         stage = Stage(workers=1).boot()
         stage.lease("report")
         stage.tell(ev.SignalCame(signal.SIGINT))
+        stage.after(0.25)
         assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
         assert stage.pool.stopping is Stopping.KILL
+
+    def test_a_signal_that_comes_to_the_pool_and_to_its_group_counts_once(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        stage.after(0.24)
+        assert not of(stage.tell(ev.SignalCame(signal.SIGTERM)), act.KillChild)
+        assert stage.pool.stopping is Stopping.DRAIN
+        assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
 
     @pytest.mark.parametrize("again", [False, True], ids=["past its grace", "a second signal"])
     def test_each_job_that_the_stop_kills_is_named(self, again: bool) -> None:

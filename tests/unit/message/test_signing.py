@@ -107,7 +107,10 @@ def test_the_first_that_is_set() -> None:
         (None, None, {"JOBS_SIGNING_KEY": "fourth"}, "fourth"),
         (["first", "old"], "second", {}, "first"),
         (None, None, {"JOBPOOL_SIGNING_KEY": '["new", "old"]'}, "new"),
-        (None, None, {"JOBPOOL_SIGNING_KEY": "a,b c"}, "a,b c"),  # one key as it is
+        (None, None, {"JOBPOOL_SIGNING_KEY": "a,b c"}, "a,b c"),  # one key
+        (None, None, {"JOBPOOL_SIGNING_KEY": " key\n"}, "key"),
+        (None, " key\n", {}, "key"),
+        (None, None, {"JOBPOOL_SIGNING_KEY": '["key\\n"]'}, "key\n"),  # of a list, as it is
     ]:
         signer = EnvelopeSigner.from_settings(argument, setting, environ)
         assert signer.sign(b"x") == EnvelopeSigner(key).sign(b"x"), (argument, setting, environ)
@@ -118,7 +121,7 @@ def test_the_first_that_is_set() -> None:
 
 def test_an_empty_key_never_falls_through_to_the_next() -> None:
     empty: list[Any] = ["", b"", [], [""], [b""], ["good", ""], ["good", b""]]
-    variables = ["", "[]", '["a", ""]']
+    variables = ["", " \n", "[]", '["a", ""]']
     for keys in [
         *[(key, "second", BOTH) for key in empty],
         *[(None, key, BOTH) for key in empty],
