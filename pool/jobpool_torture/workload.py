@@ -351,7 +351,7 @@ class Producer:
         return jobs
 
     def _enqueue(self, send: Callable[[list[JobDefinition]], Sequence[str]], jobs: list[JobDefinition]) -> None:
-        self._note("enq", send(jobs), jobs)
+        self._note("enq", list(map(str, send(jobs))), jobs)  # handles are more than the ids that the ledger holds
         self.enqueued += len(jobs)
         now = time.monotonic()
         for job in jobs:

@@ -105,7 +105,7 @@ def test_a_word_is_text_where_only_that_fits(shell: Shell) -> None:
 
 def test_an_app_that_enqueues_at_its_import_is_told_of_it(shell: Shell) -> None:
     with_app(shell)
-    assert "enqueues" not in shell.run("enqueue", "report", "customer=7").stderr
+    assert "the app enqueues" not in shell.run("enqueue", "report", "customer=7").stderr
     (shell.directory / "jobs.py").write_text(APP + "report.enqueue(customer=8)\n")
     told = shell.run("enqueue", "report", "customer=7").stderr
     assert "the app enqueues at its import, and so this look at it did too" in told

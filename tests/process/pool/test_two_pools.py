@@ -144,9 +144,9 @@ def test_what_a_killed_pool_held_another_takes_when_the_lease_ends(rig: Rig) -> 
 
 
 def test_under_saturation_weighted_queues_get_starts_by_their_weights(rig: Rig) -> None:
-    often, seldom = 3600, 900
-    for queue, count in (("a", often), ("b", seldom)):
-        rig.enqueue_many("work", [{"tag": queue}] * count, queue=queue)
+    often, seldom = 1800, 450
+    for queue, count in (("a", often), ("b", seldom)):  # not quick ones, of which a pool leases a thousand ahead
+        rig.enqueue_many("work", [{"tag": queue, "seconds": 0.002}] * count, queue=queue)
     start_two_pools(rig, "-Q", "a=8,b=1")
     rig.wait_drained(limit=60.0, queue="a")
     tags = [line.tag for line in sorted(rig.starts(), key=lambda line: line.at)]
