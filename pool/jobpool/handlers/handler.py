@@ -91,22 +91,16 @@ class Handler(Generic[P, R]):
             self.__dict__.pop(cached, None)
         self.name = check_name(getattr(function, "__name__", "") if name is None else name, "handler name")
         self.function = function
-        queues = [queue] if isinstance(queue, str) else () if queue is None else queue
-        if not isinstance(queues, Iterable):
-            raise InvalidJob(f"queue of handler {self.name!r} must be a queue's name, or some, not {queue!r}")
-        self.queues = tuple(map(check_queue, queues))
-        self.max_retries = max_retries
-        if max_retries is not None:
-            check_int(max_retries, f"max_retries of handler {self.name!r}", 0, MOST_RETRIES)
+        self.queues = _check_queues(queue, self.name)
+        of = f"of handler {self.name!r}"
+        self.max_retries = None if max_retries is None else check_int(max_retries, f"max_retries {of}", 0, MOST_RETRIES)
         self.backoff = None if backoff is None else _check_backoff(backoff, self.name)
-        self.timeout = None if timeout is None else check_seconds(timeout, f"timeout of handler {self.name!r}")
-        self.before_run = _check_hook(before_run, f"before_run of handler {self.name!r}")
-        self.after_run = _check_hook(after_run, f"after_run of handler {self.name!r}")
+        self.timeout = None if timeout is None else check_seconds(timeout, f"timeout {of}")
+        self.before_run = _check_hook(before_run, f"before_run {of}")
+        self.after_run = _check_hook(after_run, f"after_run {of}")
         self.allow_daemons = allow_daemons
         self.ack_in_transaction = bool(ack_in_transaction)
-        self.result_ttl = (
-            None if result_ttl is None else check_result_ttl(result_ttl or 0.0, f"result_ttl of handler {self.name!r}")
-        )
+        self.result_ttl = None if result_ttl is None else check_result_ttl(result_ttl or 0.0, f"result_ttl {of}")
         if self.result_ttl and ack_in_transaction:
             raise InvalidJob(
                 f"handler {self.name!r} acks its job before it returns: no result can be kept with the ack"
@@ -227,6 +221,13 @@ def check_options(names: Iterable[str]) -> None:
             meant = OPTIONS_ELSEWHERE.get(name) or nearest_word(name, known)
             hint = f"; write {meant}" if meant else f"; there are {', '.join(known)}"
             raise TypeError(f"a handler has no option {name!r}{hint}")
+
+
+def _check_queues(queue: str | Iterable[str] | None, handler: str) -> tuple[str, ...]:
+    queues = [queue] if isinstance(queue, str) else () if queue is None else queue
+    if not isinstance(queues, Iterable):
+        raise InvalidJob(f"queue of handler {handler!r} must be a queue's name, or some, not {queue!r}")
+    return tuple(map(check_queue, queues))
 
 
 def _check_hook(hook: Hook, what: str) -> Hook:
