@@ -116,9 +116,11 @@ def test_a_signal_to_the_whole_group_lets_children_go_on_and_a_second_gives_back
     others = rig.enqueue_many("work", [{"seconds": 0.01}] * 50)
     os.killpg(leaving.pid, number)
     wait_until(lambda: leaving.log("stopping"))
+    stopping = time.monotonic()
     go.touch()
     wait_until(lambda: {line.verb for line in rig.lines("settled", short)} == {"ack"}, what="a child has gone on")
-    time.sleep(ONE_SIGNAL_S)  # the same signal counts once in this time
+    # The same signal counts once in this time, which has mostly passed by now.
+    wait_until(lambda: time.monotonic() >= stopping + ONE_SIGNAL_S)
     with Stalls() as stalls:
         asked = time.monotonic()
         os.killpg(leaving.pid, number)

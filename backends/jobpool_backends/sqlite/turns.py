@@ -17,14 +17,23 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jobpool_backends.sqlite.database import Database
+from typing import Protocol
 
 YOUNG_S = 0.005
 """Seconds after its begin for which a transaction may be handed on. Other processes wait for it, and threads that have
 a step in it."""
+
+
+class Connections(Protocol):
+    """Lender of connections."""
+
+    def lend(self) -> sqlite3.Connection:
+        """Return a connection, in no transaction, which nobody else uses before `give_back`."""
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """Begin a write transaction. May block for other processes, and raise."""
+
+    def give_back(self, connection: sqlite3.Connection) -> None: ...
 
 
 class Undone(sqlite3.OperationalError):
@@ -39,9 +48,9 @@ _FAILURES = (sqlite3.Error, MemoryError)  # of a statement; sqlite3 has no error
 class Transaction:
     """One write transaction. Only the thread that has the turn uses it; those that have handed it on await its end."""
 
-    def __init__(self, database: Database) -> None:
-        self.connection = database.lend()
-        self._database = database
+    def __init__(self, connections: Connections) -> None:
+        self.connection = connections.lend()
+        self._connections = connections
         self._is_given_back = False
         self._begun = 0.0
         self._has_savepoint = False
@@ -51,7 +60,7 @@ class Transaction:
         self._error: sqlite3.Error | None = None
 
     def begin(self) -> None:
-        self._database.begin(self.connection)
+        self._connections.begin(self.connection)
         self._begun = monotonic()
 
     def begin_next_step(self, bell: threading.Lock) -> bool:
@@ -82,7 +91,7 @@ class Transaction:
         if not self._is_given_back:
             self._commit()
             self._is_given_back = True
-            self._database.give_back(self.connection)
+            self._connections.give_back(self.connection)
         for bell in self._bells:
             with suppress(RuntimeError):  # it was released before
                 bell.release()
@@ -131,8 +140,8 @@ class _Turn:
 class Turns:
     """A queue of threads, one of which has its turn."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._lock = threading.Lock()
         self._owner: _Turn | None = None
         self._waiting: deque[_Turn] = deque()
@@ -141,14 +150,14 @@ class Turns:
     def step(self, timeout: float) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a write transaction: committed when the block has ended, undone when it raises.
 
-        Blocks for `timeout` seconds at most for the turn, and then as long as `Database.begin` and the
-        steps of others take. Raises `NoTurn`, the errors of `Database`, and `sqlite3.Error`.
+        Blocks for `timeout` seconds at most for the turn, and then as long as `Connections.begin` and the
+        steps of others take. Raises `NoTurn`, the errors of `Connections`, and `sqlite3.Error`.
         """
         turn = _Turn()
         try:
             self._await(turn, timeout)
             if turn.transaction is None:
-                turn.transaction = Transaction(self._database)
+                turn.transaction = Transaction(self._connections)
                 turn.transaction.begin()
             yield turn.transaction.connection
         except BaseException as error:

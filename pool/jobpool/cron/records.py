@@ -90,9 +90,8 @@ class State:
 
     seen: datetime | None = None  # every instant up to here was dealt with; None = it was never met
     next: datetime | None = None  # the instant after that
-    ended: tuple[datetime, bool] | None = (
-        None  # the newest that this scheduler dealt with; a dependent may run after it
-    )
+    ended: tuple[datetime, bool] | None = None
+    """The newest instant that this scheduler dealt with, and whether a dependent may run after it."""
 
 
 class Memory:

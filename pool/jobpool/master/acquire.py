@@ -26,6 +26,8 @@ from jobpool.policy.limits import (
 
 Asked = list[tuple[Inspected, Guards]]
 
+KEEPS_NO_KEYS = "a broker that keeps keys, and {}:// keeps none"
+
 RENEW, BEGIN = "renew", "begin"  # kinds of calls, for `BrokerRetry`
 
 
@@ -33,7 +35,7 @@ def check_key_store(limits: Limits, backend: QueueBackend) -> None:
     """Raise `ConfigurationError` if there are limits, or a life of idempotency keys, and nobody who could keep them."""
     if backend.capabilities.key_store:
         return
-    keepless = f"a broker that keeps keys, and {backend.scheme}:// keeps none"
+    keepless = KEEPS_NO_KEYS.format(backend.scheme)
     if limits:
         why = f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
         raise ConfigurationError(why)

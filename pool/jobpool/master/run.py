@@ -25,7 +25,7 @@ from jobpool.ipc.requests import RequestSocket
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
-from jobpool.master.acquire import check_key_store
+from jobpool.master.acquire import KEEPS_NO_KEYS, check_key_store
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox, Signals
@@ -357,7 +357,7 @@ def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
         check_key_store(limits_of(settings), backend)
     except ConfigurationError as error:
         yield str(error)
-    lacking = f"a broker that keeps keys, and {backend.scheme}:// keeps none"
+    lacking = KEEPS_NO_KEYS.format(backend.scheme)
     if settings.cron:
         yield f"a scheduler beside the pool needs {lacking}: leave --cron out, or choose another backend"
     if settings.result_ttl:

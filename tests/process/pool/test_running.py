@@ -72,8 +72,6 @@ def test_an_idle_pool_costs_next_to_nothing_and_begins_what_comes_or_falls_due(r
 
 @pytest.mark.brokers
 def test_a_handler_fills_a_batch_also_if_it_is_killed_or_fails_meanwhile(rig: Rig) -> None:
-    if not rig.backend.capabilities.atomic_across_queues:
-        pytest.skip("this broker counts no batches")
     ident = rig.enqueue("fan_out", max_retries=1)
     rig.run_pool("--until-empty", "--fail-on-dead", "--retry", "fixed base=50ms", "--ttl", "2")
     assert [line.tag for line in rig.ends(ident)] == ["4"]
