@@ -83,10 +83,12 @@ def page(text: str, tables: Tables) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"the page has no place for charts: put the lines {BEGIN!r} and {END!r} into it")
-    measured = {chart: _section(chart, panels, tables) for chart, panels in _measured(tables)}
+    measured = dict(_measured(tables))
+    sections = [_section(chart, panels, tables) for chart, panels in measured.items()]
     missing = ", ".join(chart.title for chart in CHARTS if chart not in measured)
     note = [_wrapped(f"Not measured yet; `scripts/bench peers` does it: {missing}.")] if missing else []
-    return "\n\n".join([before + begin, *measured.values(), *note, end + after])
+    machines = _machines([panel for panels in measured.values() for panel in panels], tables)
+    return "\n\n".join([before + begin, *sections, *note, machines, end + after])
 
 
 def _measured(tables: Tables) -> Iterator[tuple[Chart, list[Panel]]]:
@@ -115,7 +117,11 @@ def _drawn(bar: Bar, figures: Mapping[str, Figure]) -> dict[str, Any]:
 
 
 def _when(table: Recorded) -> str:
-    return f"{table.about['date']}, {table.about['cores']} cores, {table.about['cpu']}, Python {table.about['python']}"
+    return f"{table.about['date']}, {_machine(table)}"
+
+
+def _machine(table: Recorded) -> str:
+    return f"{table.about['cores']} cores, {table.about['cpu']}, Python {table.about['python']}"
 
 
 def _versions(panels: list[Panel], tables: Tables) -> str:
@@ -133,7 +139,7 @@ def _section(chart: Chart, panels: list[Panel], tables: Tables) -> str:
             f"![{chart.title}: {chart.unit}](charts/{chart.name}.png)",
             f"{better} is better. " + ("A peer wins here:" if wins else "No peer wins here."),
             *(["\n".join(wins)] if wins else []),
-            "\n".join(["Measured:", "", *(_circumstances(panel, tables) for panel in panels)]),
+            _wrapped(" ".join(_samples(panel, tables) for panel in panels)),
         ]
     )
 
@@ -154,11 +160,19 @@ def _total(bar: Bar, table: Recorded) -> tuple[float, str]:
     return total, number(total)
 
 
-def _circumstances(panel: Panel, tables: Tables) -> str:
+def _samples(panel: Panel, tables: Tables) -> str:
     table = tables[panel.section]
     counts = sorted({table.figures[bar.figures[0]].count for bar in panel.bars})
-    samples = f"{' or '.join(map(str, counts))} samples each"
-    return _wrapped(f"* {_short(panel)}: {samples}. {_when(table)}. {_versions([panel], tables)}. {table.noise}")
+    what = _short(panel)
+    return f"{what[0].upper()}{what[1:]}: {' or '.join(map(str, counts))} samples each, {table.about['date']}."
+
+
+def _machines(panels: list[Panel], tables: Tables) -> str:
+    """Return the section with what all charts have in common, each machine and version once."""
+    measured = [tables[panel.section] for panel in panels]
+    facts = dict.fromkeys([*(f"{_machine(table)}." for table in measured), *(table.noise for table in measured)])
+    versions = [f"| {' | '.join(version.rsplit(' ', 1))} |" for version in _versions(panels, tables).split(", ")]
+    return "\n".join(["## Machine and versions", "", *facts, "", "| program | version |", "|---|---|", *versions])
 
 
 def _short(panel: Panel) -> str:

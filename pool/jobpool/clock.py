@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+ONE_SIGNAL_S = 0.25  # the same stop signal again counts once: `timeout` sends it to its child, and then to the group
+
 _BOOT = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 

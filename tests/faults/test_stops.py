@@ -18,7 +18,7 @@ from support.stalls import Stalls
 from support.tiers import more
 from support.waiting import wait_until
 
-from jobpool.master.apply import ONE_SIGNAL_S
+from jobpool.clock import ONE_SIGNAL_S
 from jobpool_torture.processes import send, tree_of
 
 GRACE = 5.0

@@ -11,6 +11,7 @@ import random
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -22,6 +23,7 @@ from setproctitle import setproctitle
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.client.worker import inline_runner
+from jobpool.clock import ONE_SIGNAL_S
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers
@@ -85,6 +87,7 @@ class Stop:
         self._before: dict[int, Any] = {}
         self._is_set = False
         self._signals = 0
+        self._last = (0, 0.0)  # signal, and CLOCK_MONOTONIC seconds at which it counted
 
     def stop(self) -> None:
         """End it soon. Safe in signal handlers, and from other threads."""
@@ -110,6 +113,11 @@ class Stop:
         os.close(self._there)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        last, at = self._last
+        now = time.monotonic()
+        if number == last and now < at + ONE_SIGNAL_S:
+            return
+        self._last = (number, now)
         self._signals += 1
         self.stop()
         if self._signals > 2:

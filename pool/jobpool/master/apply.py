@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from jobpool.clock import ONE_SIGNAL_S
 from jobpool.master import events as ev
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
@@ -16,7 +17,6 @@ from jobpool.master.state import Pool
 _COMMON = {ev.ChildResults, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
 _COMMON |= {ev.ChildSaid, ev.AppSaid, ev.NotBegun}
 """Events that come all the time and never call for another child."""
-ONE_SIGNAL_S = 0.25  # the same signal again within this time counts once
 
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:
@@ -35,7 +35,6 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
 def _signal(pool: Pool, event: ev.SignalCame) -> None:
     match event.number:
         case signal.SIGTERM | signal.SIGINT:
-            # `timeout` sends one to its child, and then to the group in which that is.
             if event.number == pool.stop_signal and pool.now < pool.stop_signal_at + ONE_SIGNAL_S:
                 return
             pool.stop_signal, pool.stop_signal_at = event.number, pool.now
