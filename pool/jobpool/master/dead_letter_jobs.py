@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from itertools import chain
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.filters import matching
 from jobpool.broker.values import Message, MessageFilter, Reaped, State
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.dead_letters import ON_DEATH, copy_id, copy_of, hook_job
@@ -84,12 +85,9 @@ class DeadLetterJobs:
         return again or not self._looked_in.issuperset(queues)
 
     def _recent(self, queue: str) -> Iterator[Message]:
-        """Yield the letters that a reaper has made of late."""
+        """Return the letters that a reaper has made of late."""
         where = MessageFilter(queue=queue, states=(State.DEAD,), reason=REASON, newer_than=LOOK_BACK_S)
-        after = None
-        while page := self._backend.list_messages(where, after=after, limit=1000):
-            yield from page
-            after = page[-1].cursor
+        return matching(self._backend, where)
 
     def _copies(self, queue: str) -> bool:
         return self._queue is not None and queue != self._queue

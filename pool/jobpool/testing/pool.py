@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Self
 
+from jobpool.broker.filters import matching
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import LIVE, Message, MessageFilter, ReapPolicy, State
 from jobpool.client.jobs import Jobs
@@ -250,8 +251,4 @@ class VirtualPool:
         return queues or self.backend.queues()
 
     def _messages(self, queue: str | None, *states: State) -> list[Message]:
-        where, found, after = MessageFilter(queue=queue, states=states), [], None
-        while page := self.backend.list_messages(where, after=after, limit=1000):
-            found += page
-            after = page[-1].cursor
-        return found
+        return list(matching(self.backend, MessageFilter(queue=queue, states=states)))
