@@ -57,20 +57,20 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
       jobpool --workers 16 --queue reports --app myapp.jobs
       jobpool -Q reports=8,mail=1 -A myapp.jobs --until-empty --fail-on-dead
 
-    SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app. SIGTTIN and SIGTTOU add and remove a worker
-    process. SIGQUIT logs the stack of each.
+    SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app, or drains if the terminal was closed. SIGTTIN
+    and SIGTTOU add and remove a worker process. SIGQUIT logs the stack of each.
     """
     mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
     if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
-    if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
-        from jobpool.ipc import linux
-
-        linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     from jobpool.broker.opening import LOCAL, redact, scheme_of
+    from jobpool.ipc import linux
 
+    if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
+        linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
+    linux.ends_with_terminal()  # asked while it is there
     with contextlib.suppress(ValueError):  # elsewhere than on the main thread
-        signal.signal(signal.SIGHUP, lambda *_: None)  # until the pool takes signals: it would end the process
+        signal.signal(signal.SIGHUP, _hang_up)  # until the pool takes signals
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
@@ -90,6 +90,14 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     with _stack_as_json(pool), _published(pool) as (published, note), _notifying(note), _begun() as begun:
         status = _run(published, note, lines if progress else None, ctx.obj, begun)
     _leave(status)
+
+
+def _hang_up(*_: object) -> None:
+    """Do not end the process for a reload that comes too early, but for a terminal that was closed."""
+    from jobpool.ipc.linux import terminal_is_closed
+
+    if terminal_is_closed():
+        signal.raise_signal(signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import platform
 import re
@@ -59,6 +60,25 @@ def check_kernel() -> None:
         raise ConfigurationError(
             "/proc/self/task/*/children is missing: mount /proc, and use a kernel with CONFIG_PROC_CHILDREN"
         )
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+@functools.cache
+def ends_with_terminal() -> bool:
+    """Return whether this process belonged to a terminal when this was first asked, and `nohup` had not started it."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+
+
+def terminal_is_closed() -> bool:
+    """Return whether the terminal that this process should end with has been closed."""
+    return ends_with_terminal() and not _has_terminal()
 
 
 def _prctl(option: int, value: int) -> None:

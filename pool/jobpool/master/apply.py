@@ -42,7 +42,12 @@ def _signal(pool: Pool, event: ev.SignalCame) -> None:
             pool.stop(again if pool.is_stopping else "stopping", event.number)
         case signal.SIGQUIT:
             pool.stacks_asked = True
+        case signal.SIGHUP if event.terminal_closed:
+            if not pool.is_stopping:  # the kernel and the shell both send it
+                pool.stop("stopping: the terminal was closed", event.number)
         case signal.SIGHUP:
+            if not pool.reload_asked:
+                pool.note("info", "reload asked for", signal="SIGHUP")
             pool.reload_asked = True
         case signal.SIGTTIN | signal.SIGTTOU:
             more = 1 if event.number == signal.SIGTTIN else -1

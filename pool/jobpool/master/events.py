@@ -235,6 +235,7 @@ class Requested(Event):
 
 class SignalCame(Event):
     number: int
+    terminal_closed: bool = False  # a SIGHUP's reason
 
 
 class ThreadDied(Event):

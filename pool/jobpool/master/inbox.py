@@ -11,7 +11,7 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
-from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
+from jobpool.ipc.linux import ACCIDENTAL_SIGNALS, ends_with_terminal, terminal_is_closed
 from jobpool.master.events import Event, SignalCame
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
@@ -75,6 +75,7 @@ class Signals:
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
+        ends_with_terminal()  # asked while it is there
         self._fd_before = signal.set_wakeup_fd(self._there, warn_on_full_buffer=False)
         accidental = {n for n in ACCIDENTAL_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
         for number in accidental.union(HANDLED):
@@ -85,7 +86,8 @@ class Signals:
             numbers = os.read(self._here, 65536)
         except BlockingIOError:
             return []
-        return [SignalCame(number) for number in numbers if number in HANDLED]
+        closed = signal.SIGHUP in numbers and terminal_is_closed()
+        return [SignalCame(number, closed) for number in numbers if number in HANDLED]
 
     def close(self) -> None:
         for number, handler in self._before.items():

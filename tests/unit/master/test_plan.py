@@ -681,6 +681,15 @@ class TestStopping:
         assert stage.pool.stopping is Stopping.DRAIN
         assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
 
+    def test_a_closed_terminal_begins_a_stop_and_never_kills(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        for _ in range(2):
+            actions = stage.tell(ev.SignalCame(signal.SIGHUP, terminal_closed=True))
+            assert not of(actions, act.KillChild)
+            assert stage.pool.stopping is Stopping.DRAIN
+            stage.after(0.25)
+
     @pytest.mark.parametrize("again", [False, True], ids=["past its grace", "a second signal"])
     def test_each_job_that_the_stop_kills_is_named(self, again: bool) -> None:
         stage = Stage(workers=2, stop_grace=5.0).boot()
