@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jobpool.errors import ConfigurationError
 from jobpool.settings import Settings, load
 from jobpool_backends.redis import keyspace
 
@@ -37,17 +38,20 @@ def test_whoever_stops_a_pool_waits_longer_than_it_needs() -> None:
         assert all(int(seconds) >= needed_to_stop() + 10 for seconds in found), case
 
 
-def test_the_environment_file_holds_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_file_holds_settings_and_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith(("JOBPOOL_", "JOBS_"))]:
         monkeypatch.delenv(name)
     for line in (DEPLOY / "reports.env").read_text("utf-8").splitlines():
         if line and not line.startswith("#"):
             monkeypatch.setenv(*line.split("=", 1))
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="a signing key must not be empty"):
+        load({})
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "k" * 64)
     found = load({})
     assert found.workers == 16
     assert [name for name, _ in found.queues] == ["reports"]
-    assert found.signing_keys()
+    assert found.signing_keys() == ("k" * 64,)
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
