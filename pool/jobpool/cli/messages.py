@@ -299,10 +299,11 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
         table(QUEUES + POSTED * posts + PAUSED * is_paused, rows)
     else:
         note("every queue is empty")
-    served = {*+serving, session.settings().dead_letter_queue}
+    settings = session.settings()
+    served = {*+serving, settings.dead_letter_queue}
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
     if waits and backend.capabilities.exact_counts:  # else leased jobs count as waiting
-        start = f"`jobpool --queue {','.join(waits)}`"
+        start = f"`jobpool --queue {','.join(waits)}{'' if settings.apps else ' --app YOUR_APP'}`"
         note(f"no pool on this machine serves {', '.join(waits)}: their jobs wait until one does, such as {start}")
 
 

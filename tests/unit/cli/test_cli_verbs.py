@@ -128,6 +128,13 @@ def test_stats_of_all_queues_or_some(jobpool: Jobpool, broker: QueueBackend) -> 
     assert [row["queue"] for row in json.loads(jobpool("stats", "-Q", "mail,x", "--json").stdout)] == ["mail", "x"]
 
 
+def test_stats_shows_a_command_that_starts_a_pool(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
+    enqueue(jobpool, "a", "-Q", "mail")
+    assert "such as `jobpool --queue mail --app YOUR_APP`" in jobpool("stats").stderr
+    monkeypatch.setenv("JOBPOOL_APPS", "jobs.py")
+    assert "such as `jobpool --queue mail`" in jobpool("stats").stderr
+
+
 def test_a_table_in_a_pipe_is_plain_and_aligned(jobpool: Jobpool) -> None:
     enqueue(jobpool, "a", "-Q", "a-rather-long-name")
     head, row = jobpool("stats").stdout.splitlines()
