@@ -208,8 +208,8 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
         takes = _values_taken(group)
         place = _first_plain(words, takes)
     if place is None or place == len(words):
-        asks_group = FOR_THE_GROUP & set(words) or (complete and not words)
-        return list(words) if asks_group else [default, *words]
+        for_group = [word for word in words if word in FOR_THE_GROUP]
+        return for_group if for_group or (complete and not words) else [default, *words]
     verb, ctx = words[place], click.Context(group)
     command = group.get_command(ctx, verb)
     if command is None:
@@ -342,7 +342,7 @@ def _hinted(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
     one = next((one for one in SETTINGS.values() if name in (one.flags or ())), None)
     if one is None:
         return error
-    refused = f"`{ctx.command.name}` has no use for {name} (elsewhere: {one.means.rstrip('.')})."
+    refused = f"`{ctx.command_path}` has no use for {name} (elsewhere: {one.means.rstrip('.')})."
     meant = MEANT_OPTIONS.get(name)
     return click.UsageError(refused + (f" Did you mean {meant!r}?" if meant in _values_taken(ctx.command) else ""), ctx)
 
@@ -396,7 +396,7 @@ GROUPS = {
 }
 
 
-@click.group(cls=Root, places=VERBS, others=OTHERS, epilog=EPILOG, context_settings=CONTEXT)
+@click.group("jobpool", cls=Root, places=VERBS, others=OTHERS, epilog=EPILOG, context_settings=CONTEXT)
 @click.version_option(None, "-V", "--version", package_name="jobpool", message="jobpool %(version)s", help="Show it.")
 def cli() -> None:
     """Run jobs from queues in a pool of worker processes; without a verb, run the pool itself."""

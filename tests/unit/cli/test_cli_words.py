@@ -35,6 +35,8 @@ def test_words_find_their_verb() -> None:
         ("--burst", "run --burst"),
         ("-v", "run -v"),
         ("--help", "--help"),
+        ("-w 4 --help", "--help"),
+        ("--no-such -h", "-h"),
         ("-V", "-V"),
         ("dead -h", "dead -h"),
         ("enqueue report a=1 -Q mail", "enqueue report a=1 -Q mail"),
@@ -125,6 +127,8 @@ def test_every_verb_has_help(jobpool: Jobpool, verb: str) -> None:
 
 def test_version(jobpool: Jobpool) -> None:
     assert jobpool("-V").stdout.startswith("jobpool 0.")
+    words = [sys.executable, "-m", "jobpool", "-V"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == jobpool("-V").stdout
 
 
 def test_completion() -> None:
@@ -170,7 +174,7 @@ def _options() -> Iterator[click.Option]:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ("enqueue resize --name monthly", "has no use for --name"),
+        ("enqueue resize --name monthly", "`jobpool enqueue` has no use for --name"),
         ("enqueue resize --name monthly", "Did you mean '--job-name'?"),
         ("message pop mail -n 2", "Did you mean '--limit'?"),
         ("list -n 1", "Did you mean '--limit'?"),

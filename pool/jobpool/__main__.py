@@ -1,0 +1,5 @@
+"""`python -m jobpool`: the command line."""
+
+from jobpool.cli.main import main
+
+main()
