@@ -87,6 +87,17 @@ def _in(directory: Path, status: os.stat_result) -> ConfigFile | None:
     return None
 
 
+def hidden_beside(config: ConfigFile) -> Path | None:
+    """Return the `pyproject.toml` with settings beside a `jobpool.toml`: they are not read."""
+    if config.path is None or config.path.name != FILE_NAME:
+        return None
+    shared = config.path.with_name(SHARED_FILE_NAME)
+    try:
+        return shared if _read(shared) else None
+    except ConfigurationError:
+        return None
+
+
 def _check_trust(path: Path, folder: os.stat_result) -> None:
     for place, status in ((path, path.stat()), (path.parent, folder)):
         if doubt := _doubt(status):
@@ -162,8 +173,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     import tomllib  # a program whose URL comes from elsewhere has no file, and never pays for its regular expressions
 
     try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
+        values = tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # Windows' editors put a mark at the beginning
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.tables import row
 
-from jobpool.broker.config_file import find_config
+from jobpool.broker.config_file import find_config, hidden_beside
 from jobpool.cli.main import cli
 from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import Allowances
@@ -54,6 +54,23 @@ def test_a_table_in_pyproject_counts_and_a_pyproject_without_one_does_not(tmp_pa
 def test_jobpool_toml_wins_over_pyproject_in_the_same_directory(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
     write(tmp_path / "jobpool.toml", "workers = 4\n")
+    assert load().workers == 4
+    assert hidden_beside(find_config()) == tmp_path / "pyproject.toml"
+
+
+def test_nothing_is_hidden_by_a_file_alone(tmp_path: Path) -> None:
+    shared = write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
+    assert hidden_beside(find_config()) is None
+    named = write(tmp_path / "prod.toml", "workers = 4\n")
+    assert hidden_beside(find_config(named)) is None
+    write(tmp_path / "jobpool.toml", "workers = 4\n")
+    for text in ("[tool.other]\n", "not TOML"):
+        write(shared, text)
+        assert hidden_beside(find_config()) is None, text
+
+
+def test_a_mark_of_the_byte_order_at_the_beginning_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "jobpool.toml").write_text("workers = 4\n", "utf-8-sig")
     assert load().workers == 4
 
 

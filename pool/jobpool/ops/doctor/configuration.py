@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import floor
 from urllib.parse import parse_qsl
 
-from jobpool.broker.config_file import ConfigFile
+from jobpool.broker.config_file import ConfigFile, hidden_beside
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import LOCAL, judge_key_file, redact, scheme_of
 from jobpool.errors import ConfigurationError
@@ -33,10 +33,13 @@ def judge(settings: Settings) -> Iterator[Finding]:
 
 
 def judge_file(config: ConfigFile) -> Iterator[Finding]:
-    """Judge if everybody on the machine can read a secret in the configuration file."""
+    """Judge if everybody on the machine can read a secret in the configuration file, and if another is not read."""
     check, backend = "configuration-file", config.values.get("backend")
     if config.path is None:
         return
+    if other := hidden_beside(config):
+        why = "they count for nothing beside a jobpool.toml"
+        yield Finding(check, Level.WARNING, f"{other} has settings, too", why, "keep the settings in one of the two")
     mode = stat.S_IMODE(config.path.stat().st_mode)
     secrets = ["signing_key"] if "signing_key" in config.values else []
     if isinstance(backend, str) and redact(backend) != backend:
