@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.config_file import ConfigFile
     from jobpool.ipc.fork_client import BegunForkServer
     from jobpool.master.serving import Neighbours
     from jobpool.ops.runtime_dir import PoolFile
@@ -78,11 +79,15 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     if progress is None:
         progress = sys.stderr.isatty() and pool.log_format == "text" and os.environ.get("TERM") != "dumb"
     queues = {"queues": list(pool.queue_names)} if pool.queues else {}  # else those of the app, once it has loaded
+    config = session.config_file()
     about = {"name": pool.name, "workers": pool.workers, **queues}
-    log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
+    about |= {"backend": redact(pool.backend), "apps": list(pool.apps)}
+    log.info("pool starts", extra={"fields": about | ({"config": str(config.path)} if config.path else {})})
+    if not session.names_backend():
+        _tell_default(pool, config)
     if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
         log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
-    warn_of_secrets(pool, session.config_file())
+    warn_of_secrets(pool, config)
     if watch:
         from jobpool.cli import watch as watcher
 
@@ -90,6 +95,23 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     with _stack_as_json(pool), _published(pool) as (published, note), _notifying(note), _begun() as begun:
         status = _run(published, note, lines if progress else None, ctx.obj, begun)
     _leave(status)
+
+
+def _tell_default(pool: Settings, config: ConfigFile) -> None:
+    """Log which SQLite file a pool without a configured backend works on, if it is new or may not be meant."""
+    from jobpool.broker.config_file import SQLITE
+    from jobpool.broker.opening import missing_database
+
+    beside = {str(Path(app).resolve().with_name("jobpool.db")) for app in pool.apps if os.path.isabs(app)}
+    others = [
+        path for path in sorted(beside) if os.path.isfile(path) and Path(path).parent != config.directory.resolve()
+    ]
+    fields: dict[str, Any] = {"file": pool.backend.removeprefix(SQLITE)}
+    if others:
+        mend = "start the pool in that folder, or set backend"
+        log.warning("no backend is configured", extra={"fields": fields | {"beside_app": others, "mend": mend}})
+    elif missing_database(pool.backend):
+        log.info("no backend is configured", extra={"fields": fields})
 
 
 def _hang_up(*_: object) -> None:

@@ -102,10 +102,11 @@ class Session:
             raise ConfigurationError(missing)
         with contextlib.closing(open_backend(settings.backend, signer=signer)) as backend:
             yield backend
-        if missing and not (self.is_quiet or self._names_backend()):
+        if missing and not (self.is_quiet or self.names_backend()):
             note(f"no backend is configured: made {settings.backend.removeprefix(SQLITE)}")
 
-    def _names_backend(self) -> bool:
+    def names_backend(self) -> bool:
+        """Return whether a flag, a variable or the configuration file names the broker."""
         named = self.flags["backend"] or os.environ.get("JOBPOOL_BACKEND")
         return bool(named) or "backend" in self.config_file().values
 

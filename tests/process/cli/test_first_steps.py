@@ -24,6 +24,23 @@ def test_init_enqueue_run(shell: Shell) -> None:
     assert list((shell.directory / "run").iterdir()) == []
 
 
+def test_a_pool_says_which_database_it_works_on_and_which_lies_beside_its_app(shell: Shell) -> None:
+    folder = shell.directory / "other"
+    folder.mkdir()
+    (folder / "jobs.py").write_text("import jobpool\n@jobpool.handler\ndef work(ctx): ...\n")
+    words, told = ("-A", "other/jobs.py", "-w", "1", "--until-empty"), "no backend is configured"
+    new, again = (shell.run(*words).stderr for _ in range(2))
+    assert f"{told}     file={shell.directory}/jobpool.db\n" in new
+    assert told not in again
+    (folder / "jobpool.db").touch()
+    assert f"file={shell.directory}/jobpool.db beside_app={folder}/jobpool.db mend=" in shell.run(*words).stderr
+
+    (shell.directory / "jobpool.toml").write_text('backend = "sqlite:///jobpool.db"')
+    configured = shell.run(*words).stderr
+    assert told not in configured
+    assert f"config={shell.directory}/jobpool.toml\n" in configured
+
+
 def test_no_code_of_the_app_runs_before_the_broker_has_answered(shell: Shell) -> None:
     (shell.directory / "told.py").write_text("open('imported', 'w')\n")
     done = shell.run("-A", "told", "-b", "redis://127.0.0.1:1/0", "-w", "1")
