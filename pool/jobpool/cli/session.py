@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 from collections import Counter
@@ -196,6 +197,8 @@ def find_app(app: str, sys_path: tuple[str, ...]) -> str:
         path = Path(directory, app)
         if path.is_file():
             return str(path)
+    if re.match(r"[A-Za-z]:[\\/]", app):
+        raise ConfigurationError(f"app {app!r} cannot be found: it is a path of Windows; write the one on this machine")
     name, colon, _ = app.partition(":")
     if colon:  # as other tools write it
         raise ConfigurationError(f"app {app!r} cannot be found: name the module or file alone, {name!r}")

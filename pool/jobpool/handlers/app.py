@@ -34,8 +34,10 @@ def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerIn
         _import(app)
     DEFAULT.allow(Allowances(**options.allowances))
     if options.apps and DEFAULT.is_empty and not may_be_empty:
+        packages = (app for app in options.apps if hasattr(sys.modules.get(app), "__path__"))
+        inside = "".join(f"; if a module of it does, name that: --app {app}.MODULE" for app in packages)
         raise ConfigurationError(
-            f"{', '.join(options.apps)} registers no handler: decorate a function with @jobpool.handler"
+            f"{', '.join(options.apps)} registers no handler: decorate a function with @jobpool.handler{inside}"
         )
     DEFAULT.prepare()
     DEFAULT.restrict(options.queue_handlers)
@@ -108,6 +110,8 @@ def _why(app: str, error: BaseException) -> str:
         text = "it cannot be shown"
     if isinstance(error, ImportError) and text.endswith("no known parent package"):
         text += f"; a file is imported on its own: name the module, {as_module(Path(app).resolve())}"
+    elif isinstance(error, ImportError) and error.path == str(Path(app).resolve()):  # Python says so of modules alone
+        text += " (most likely due to a circular import)"
     return f"the app {app} does not import: {type(error).__name__}{text and ': '}{text}{where}"
 
 

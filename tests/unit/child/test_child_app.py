@@ -139,6 +139,21 @@ def test_what_is_wrong_with_an_app_is_one_sentence(tmp_path: Path, text: str, wh
     assert not hasattr(raised.value, "__notes__")
 
 
+def test_a_package_whose_modules_have_the_handlers(tmp_path: Path) -> None:
+    write(tmp_path / "shop_f/__init__.py", "")
+    write(tmp_path / "shop_f/jobs.py", GOOD.format(name="a"))
+    with pytest.raises(ConfigurationError, match="module of it does, name that: --app shop_f"):
+        load("shop_f")
+    assert load("shop_f.jobs") == ["a"]
+
+
+def test_a_file_in_a_circle_of_imports(tmp_path: Path) -> None:
+    write(tmp_path / "circle_f.py", "import circle_g\nname = 'x'\n")
+    write(tmp_path / "circle_g.py", "from circle_f import name\n")
+    with pytest.raises(ConfigurationError, match=r"\(most likely due to a circular import\) \(.*circle_g.py:1\)"):
+        load("./circle_f.py")
+
+
 @pytest.mark.parametrize(
     ("handler", "kind"), [(signal.SIG_IGN, ConfigurationError), (signal.default_int_handler, KeyboardInterrupt)]
 )

@@ -41,6 +41,7 @@ Jobpool = Callable[..., Result]
         ([], 2, "no application: name the module with your handlers, --app myapp.jobs or apps in"),
         (["-A", "no_such_app"], 2, "app 'no_such_app' cannot be found: no module 'no_such_app' in"),
         (["-A", "shop.py:app"], 2, "app 'shop.py:app' cannot be found: name the module or file alone, 'shop.py'"),
+        (["-A", r"C:\shop\jobs.py"], 2, r"app 'C:\\shop\\jobs.py' cannot be found: it is a path of Windows"),
         (["-A", "no/such.py"], 2, "app 'no/such.py' cannot be found: no such file in"),
         (["-C", "nowhere.toml", "stats"], 2, "configuration file nowhere.toml does not exist"),
         (["-b", "nonsense", "stats"], 2, "backend 'nonsense' is not a URL"),
