@@ -13,7 +13,7 @@ import click
 
 from jobpool.broker.config_file import SHARED_FILE_NAME, find_config, from_directory
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_json, note, say
+from jobpool.cli.output import answer_json, note
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.settings import SETTINGS
@@ -65,9 +65,9 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
         return
     note("\nNext, in " + ("this directory:" if directory == Path() else f"{directory}:"))
     job = "HANDLER key=value           " if there else "count_primes below=2000000"
-    say(f"  jobpool enqueue {job}   # put a job into the queue")
-    say("  jobpool                                      # run a pool; Ctrl-C stops it")
-    say("  jobpool top                                  # watch it, in another terminal")
+    note(f"  jobpool enqueue {job}   # put a job into the queue")
+    note("  jobpool                                      # run a pool; Ctrl-C stops it")
+    note("  jobpool top                                  # watch it, in another terminal")
 
 
 def _prepare(session: Session) -> str:

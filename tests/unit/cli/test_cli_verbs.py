@@ -315,7 +315,11 @@ def test_a_filter_that_says_nothing_clear_is_refused(jobpool: Jobpool) -> None:
 def test_init_writes_what_can_be_loaded_and_says_what_next(jobpool: Jobpool, tmp_path: Path) -> None:
     result = jobpool("init", "shop")
     assert result.exit_code == 0
-    assert [line.split("#")[0].strip() for line in result.stdout.splitlines()] == [
+    assert result.stdout == ""
+    assert [line.split("#")[0].strip() for line in result.stderr.splitlines()] == [
+        "wrote shop/jobpool.toml and shop/jobs.py",
+        "",
+        "Next, in shop:",
         "jobpool enqueue count_primes below=2000000",
         "jobpool",
         "jobpool top",
@@ -340,7 +344,7 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     result = jobpool("init")
     assert result.exit_code == 0
     assert "jobs.py is there already, and is left as it is" in result.stderr
-    assert "count_primes" not in result.stdout
+    assert "count_primes" not in result.stderr
     assert ((tmp_path / "jobs.py").read_text(), (tmp_path / "jobpool.toml").exists()) == ("mine", True)
     again = jobpool("init")
     assert again.exit_code == 2
