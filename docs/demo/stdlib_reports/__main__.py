@@ -1,4 +1,4 @@
-"""The demo: enqueue, run a pool with a progress bar, sum up. Exit 0 when all is as it should be, else 1.
+"""The demo: enqueue, run a pool, sum up. Exit 0 when all is as it should be, else 1.
 
 python -m stdlib_reports [--workers N] [--output FOLDER] [--reports N]
 """
@@ -16,9 +16,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 import jobpool
 from stdlib_reports import page, pool
 from stdlib_reports.shelf import Shelf
@@ -33,21 +30,20 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; the exit status."""
     options = _options(arguments)
-    console = Console(highlight=False, soft_wrap=True)
     shelf = Shelf(options.output)
     clear(shelf)
     enqueued = pool.enqueue(shelf, options.reports)
-    console.print(f"{enqueued.count} jobs enqueued: {len(enqueued.reports)} reports, and three jobs that misbehave")
-    console.print(f"$ {shlex.join(pool.command(shelf, options.workers))}")
+    print(f"{enqueued.count} jobs enqueued: {len(enqueued.reports)} reports, and three jobs that misbehave")
+    print(f"$ {shlex.join(pool.command(shelf, options.workers))}")
     began, cpu_before = time.monotonic(), _children_cpu()
     try:
-        pool_exit = _work(shelf, options.workers, enqueued.count, console)
+        pool_exit = _work(shelf, options.workers, enqueued.count)
     except KeyboardInterrupt:
-        console.print("stopped; what has not run is in the queue")
+        print("stopped; what has not run is in the queue")
         return 130
     cost = f"{time.monotonic() - began:.1f} s, {_children_cpu() - cpu_before:.1f} s of processor time"
     shelf.put_index(page.index(shelf.totals()))
-    return _sum_up(pool.picture(shelf, enqueued, pool_exit), shelf, cost, console)
+    return _sum_up(pool.picture(shelf, enqueued, pool_exit), shelf, cost)
 
 
 def clear(shelf: Shelf) -> None:
@@ -69,18 +65,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _work(shelf: Shelf, workers: int, count: int, console: Console) -> int:
-    """Run the pool until the queue is empty, with a progress bar; its exit status."""
-    with (
-        closing(jobpool.open_backend(pool.url_of(shelf))) as backend,
-        pool.running(shelf, workers) as process,
-        _bar(console) as bar,
-    ):
-        task = bar.add_task("jobs", total=count)
+def _work(shelf: Shelf, workers: int, count: int) -> int:
+    """Run the pool until the queue is empty, and tell how far it is; its exit status."""
+    with closing(jobpool.open_backend(pool.url_of(shelf))) as backend, pool.running(shelf, workers) as process:
         give_up = time.monotonic() + PATIENCE
         while not _ended(process, 0.2) and time.monotonic() < give_up:
-            bar.update(task, completed=count - pool.left(backend))
-        bar.update(task, completed=count - pool.left(backend))
+            if sys.stdout.isatty():
+                print(f"\r{count - pool.left(backend)} of {count} jobs", end="", flush=True)
     return process.returncode
 
 
@@ -92,38 +83,33 @@ def _ended(process: subprocess.Popen[bytes], within: float) -> bool:
     return True
 
 
-def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
 def _children_cpu() -> float:
     """Seconds; of all processes below this one that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def _sum_up(picture: Picture, shelf: Shelf, cost: str, console: Console) -> int:
-    console.print(f"\n{picture.enqueued} jobs in {cost}\n")
+def _sum_up(picture: Picture, shelf: Shelf, cost: str) -> int:
+    print(f"\n{picture.enqueued} jobs in {cost}\n")
     for line in lines(picture):
-        console.print(f"  {line.what:<13} {line.count:>4}   {line.why}".rstrip(), markup=False)
+        print(f"  {line.what:<13} {line.count:>4}   {line.why}".rstrip())
         for inner in line.inner:
-            console.print(f"  {'':<21} {inner}", markup=False)
-    _point(picture, shelf, console)
+            print(f"  {'':<21} {inner}")
+    _point(picture, shelf)
     wrong = differences(picture)
     for text in wrong:
-        console.print(f"not as expected: {text}", markup=False)
+        print(f"not as expected: {text}")
     return 1 if wrong else 0
 
 
-def _point(picture: Picture, shelf: Shelf, console: Console) -> None:
+def _point(picture: Picture, shelf: Shelf) -> None:
     jobpool_command = f"{Path(sys.executable).with_name('jobpool')} --backend {shlex.quote(pool.url_of(shelf))}"
-    console.print(f"\nThe reports   {shelf.reports / 'index.html'}")
-    console.print(f"The log       {shelf.folder / 'jobpool.log'}")
-    console.print("Look next\n")
+    print(f"\nThe reports   {shelf.reports / 'index.html'}")
+    print(f"The log       {shelf.folder / 'jobpool.log'}")
+    print("Look next\n")
     for verb in ("stats", "dead list", f"inspect {picture.hang}", "dead retry reason:timeout --dry-run"):
-        console.print(f"  {jobpool_command} {verb}", markup=False)
-    console.print("  jobpool top, in a second terminal, while the demo runs\n")
+        print(f"  {jobpool_command} {verb}")
+    print("  jobpool top, in a second terminal, while the demo runs\n")
 
 
 if __name__ == "__main__":
