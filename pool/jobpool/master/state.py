@@ -378,7 +378,8 @@ class Pool:
         waits = then = None
         if running and name and self.stopping is Stopping.DRAIN:
             waits = f"up to {format_duration(self.settings.stop_grace)} for them"
-            then = f"kills them, as a second {'Ctrl-C' if number == signal.SIGINT else name} does now"
+            again = {"SIGINT": "a second Ctrl-C", "SIGHUP": "SIGTERM"}.get(name, f"a second {name}")
+            then = f"kills them, as {again} does now"
         self.note(level, why, signal=name, running=running, left=left, waits=waits, then=then)
 
     def fail(self, error: str, why: str, stack: str = "") -> None:

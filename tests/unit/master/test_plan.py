@@ -689,6 +689,8 @@ class TestStopping:
             assert not of(actions, act.KillChild)
             assert stage.pool.stopping is Stopping.DRAIN
             stage.after(0.25)
+        [told] = [note.fields["then"] for note in stage.pool.notes if "then" in note.fields]
+        assert told == "kills them, as SIGTERM does now"
 
     @pytest.mark.parametrize("again", [False, True], ids=["past its grace", "a second signal"])
     def test_each_job_that_the_stop_kills_is_named(self, again: bool) -> None:
