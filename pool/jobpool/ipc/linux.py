@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import os
@@ -64,9 +65,9 @@ def check_kernel() -> None:
 
 def _has_terminal() -> bool:
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno not in (errno.ENXIO, errno.EIO)  # a process without free descriptors has not lost it
     return True
 
 

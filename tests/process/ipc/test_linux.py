@@ -220,3 +220,32 @@ assert score() == min(1000, before + 100)
 linux.prefer_as_victim(5000)
 assert score() == 1000
 """)
+
+
+TERMINAL = """
+import fcntl, pty, resource, termios
+os.setsid()
+signal.signal(signal.SIGHUP, {disposition})
+ours, theirs = pty.openpty()
+print(linux.ends_with_terminal() if {early} else "-")
+{taken}
+print(linux.ends_with_terminal(), linux.terminal_is_closed())
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+print(linux.terminal_is_closed())
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+os.close(ours)
+print(linux.terminal_is_closed())
+"""
+TAKEN = "fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)"
+
+
+def test_a_closed_terminal_is_told_from_one_that_never_was_and_from_a_lack_of_descriptors() -> None:
+    for disposition, early, taken, told in [
+        ("lambda *_: None", False, TAKEN, "- True False False True"),
+        ("lambda *_: None", False, "", "- False False False False"),
+        ("signal.SIG_IGN", False, TAKEN, "- False False False False"),  # nohup
+        ("lambda *_: None", True, TAKEN, "False False False False False"),  # asked when there was none yet
+    ]:
+        done = run(TERMINAL.format(disposition=disposition, early=early, taken=taken))
+        assert done.stdout.split() == told.split(), (disposition, early, taken, done.stderr)
