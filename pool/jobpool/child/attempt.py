@@ -22,7 +22,7 @@ import orjson
 from msgspec import Struct
 
 from jobpool.child.capture import Capture
-from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
+from jobpool.errors import FORKED, ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers import ending
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
@@ -176,7 +176,7 @@ class AttemptRunner:
             return Attempt(name, ResultKind.FAILED, started, error=str(error))
         attempt = Attempt(name, ResultKind.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
         # In a context of its own: a context variable that hooks or the handler set is gone with the attempt.
-        copy_context().run(self._run, handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
+        copy_context().run(self._run, handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to, self._pid))
         return attempt
 
     def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
@@ -277,10 +277,11 @@ def run_attempt(
 class _Notes:
     """Progress and follow-ups that the handler reports through its context."""
 
-    __slots__ = ("_ack", "_bytes", "_enqueue_to", "_progress", "_still_open", "follow_ups")
+    __slots__ = ("_ack", "_bytes", "_enqueue_to", "_pid", "_progress", "_still_open", "follow_ups")
 
-    def __init__(self, progress: Progress | None, ack: OwnAck | None, enqueue_to: Collection[str]) -> None:
+    def __init__(self, progress: Progress | None, ack: OwnAck | None, enqueue_to: Collection[str], pid: int) -> None:
         self._enqueue_to = enqueue_to
+        self._pid = pid
         self._progress = progress
         self._ack = ack
         self._still_open: Callable[[], bool] | None = None
@@ -291,7 +292,12 @@ class _Notes:
         if self._progress is not None:
             self._progress(fraction, text)
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # what is noted in a fork never comes back from it
+            raise Unsupported(FORKED)
+
     def follow_up(self, definition: JobDefinition, /) -> None:
+        self._check_process()
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
         check_enqueue_to(definition.queue, self._enqueue_to)
@@ -305,6 +311,7 @@ class _Notes:
         self.follow_ups.append(definition)
 
     def ack(self, connection: object, /) -> None:
+        self._check_process()
         if self._ack is None:
             raise Unsupported("ctx.ack needs a handler that is declared with ack_in_transaction=True")
         self._still_open = self._ack(connection, self.follow_ups)

@@ -148,6 +148,7 @@ class JobContext:
         Raises:
             InvalidJob: It is out of bounds, or its body above 1 MiB, or the follow-ups of this attempt above 8 MiB
                 together. It is not enqueued then.
+            Unsupported: In a process that the handler forked.
         """
         definition = named_job(job, payload)
         trace = self._envelope.meta.get(TRACEPARENT)
@@ -176,7 +177,7 @@ class JobContext:
 
         Raises:
             LeaseLost: The lease has ended: let the error roll the transaction back.
-            Unsupported: The handler is not declared so.
+            Unsupported: The handler is not declared so, or in a process that it forked.
             ConfigurationError: It is not a connection of that kind.
 
         Errors of the database are raised as its driver raises them. Blocks for one or two round trips.

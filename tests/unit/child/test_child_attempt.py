@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.errors import FORKED, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import chain
 from jobpool.handlers.registry import HandlerRegistry
@@ -199,6 +200,27 @@ def test_follow_ups_come_with_success_only() -> None:
 
     assert [definition.handler for definition in attempt(enqueue).follow_ups] == ["next"]
     assert list(attempt(enqueue_and_fail).follow_ups) == []
+
+
+def test_a_forked_process_neither_enqueues_nor_acks() -> None:
+    def in_a_fork(ctx: JobContext) -> str:
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):
+            for call in (lambda: ctx.enqueue("next"), lambda: ctx.ack(None)):
+                try:
+                    call()
+                    os.write(writing, b"taken\n")
+                except Unsupported as refused:
+                    os.write(writing, f"{refused}\n".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            return said.read()
+
+    made = attempt(in_a_fork)
+    assert made.output == f"{FORKED}\n" * 2
+    assert not made.follow_ups
 
 
 def test_progress_is_passed_on() -> None:
