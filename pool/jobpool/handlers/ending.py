@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from traceback import StackSummary, TracebackException
 from types import TracebackType
 from typing import Any
@@ -208,13 +209,10 @@ def rendered(value: object, masker: Masker | None, cap: int) -> tuple[str, str]:
     shown = cap_text(text, cap)
     if masker is None:
         return shown, ""
-    if len(json) > cap:
-        return shown, capped(json, cap)
-    kept = masker.value(orjson.loads(json)) if json else None if value is None else masker.text(str(text))
-    try:
-        return shown, capped(orjson.dumps(kept), cap)
-    except TypeError:  # lone surrogates
-        return shown, capped(orjson.dumps(ascii(kept)), cap)
+    json = json or _json(None if value is None else str(text))
+    if len(json) <= cap:  # else it is not kept, and a large one would take long
+        json = _json(masker.result(orjson.loads(json)))
+    return shown, capped(json, cap)
 
 
 def join(returned: str, printed: str, cap: int) -> str:
@@ -224,11 +222,19 @@ def join(returned: str, printed: str, cap: int) -> str:
     return cap_text(f"{returned}\n{printed}", cap)
 
 
+def _json(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # lone surrogates
+        return orjson.dumps(ascii(value))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset | tuple):
         return list(value)
     if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "replace")
+        with suppress(UnicodeDecodeError):
+            return value.decode()
     if callable(getattr(value, "model_dump", None)):
         return value.model_dump()
     return _shown(value)
