@@ -15,7 +15,7 @@ from contextvars import copy_context
 from functools import cache, partial
 from pkgutil import resolve_name
 from time import monotonic
-from types import MappingProxyType
+from types import AsyncGeneratorType, GeneratorType, MappingProxyType
 from typing import TYPE_CHECKING
 
 import orjson
@@ -51,6 +51,7 @@ OwnAck = Callable[[object, Sequence[JobDefinition]], Callable[[], bool]]
 Packer = Callable[[Sequence[JobDefinition]], "list[NewMessage]"]
 """Signs jobs: the master, asked over the channel, or a backend of this process."""
 
+LAZY = "returned a generator, whose code never ran: take the yield out, or return a list"
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
@@ -337,6 +338,8 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
         go_on(ctx, value, ending.plain)
         if value is None and masker is None:
             return ending.SUCCEEDED
+        if isinstance(value, GeneratorType | AsyncGeneratorType):  # from a decorator's wrapper, which hid it until now
+            raise ConfigurationError(f"handler {ctx.handler!r} {LAZY}")
         output, kept = ending.rendered(value, masker, cap)
         return Ending(ResultKind.SUCCEEDED, output, kept)
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt

@@ -10,14 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
+from jobpool.child.attempt import LAZY, Attempt, JobToRun, run_attempt
 from jobpool.errors import FORKED, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import chain
@@ -200,6 +200,21 @@ def test_follow_ups_come_with_success_only() -> None:
 
     assert [definition.handler for definition in attempt(enqueue).follow_ups] == ["next"]
     assert list(attempt(enqueue_and_fail).follow_ups) == []
+
+
+def test_a_generator_that_a_decorator_has_hidden_is_a_failed_attempt() -> None:
+    def generates() -> Iterator[int]:
+        yield 1
+
+    async def generates_too() -> AsyncIterator[int]:
+        yield 1
+
+    def hidden(function: Callable[[], object]) -> Callable[[JobContext], object]:
+        return lambda ctx: function()
+
+    for function in (generates, generates_too):
+        made = attempt(hidden(function))
+        assert (made.kind, made.error) == (ResultKind.FAILED, f"handler 'it' {LAZY}")
 
 
 def test_a_forked_process_neither_enqueues_nor_acks() -> None:
