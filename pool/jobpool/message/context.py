@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.builder import JobBuilder, definition_of, named_job
@@ -124,14 +125,18 @@ class JobContext:
         """The batch of which the job is a member; None = of none."""
         return None if self._envelope.batch is None else BatchMembership(self._envelope.batch, self.enqueue)
 
-    def progress(self, fraction: float, text: str = "") -> None:
+    def progress(self, fraction: SupportsFloat, text: str = "") -> None:
         """Show how far the job is, in `jobpool top`, with one short line of text (`str` of it). Never blocks.
 
         A `fraction` outside 0..1 is taken as the nearer bound. Raises `ValueError`: it is not a number.
         """
-        if not isinstance(fraction, int | float) or fraction != fraction:
+        try:
+            share = math.nan if isinstance(fraction, str | bytes) else float(fraction)
+        except (TypeError, ValueError, ArithmeticError):
+            share = math.nan
+        if math.isnan(share):
             raise ValueError(f"progress is a number from 0 to 1, not {fraction!r}")
-        self._reporter.progress(min(1.0, max(0.0, float(fraction))), str(text))
+        self._reporter.progress(min(1.0, max(0.0, share)), str(text))
 
     def enqueue(self, job: JobDefinition | JobBuilder | str, payload: Any = None) -> str:
         """Enqueue a follow-up job together with this job's ack, and return its id at once. Never blocks.
