@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
 import pytest
@@ -132,6 +133,14 @@ def test_a_wait_that_the_handler_has_spoilt_is_a_failed_attempt(kind: type[Retry
 def test_a_traceback_that_a_message_quotes_is_not_taken_for_the_errors_own(message: str) -> None:
     quoting = f"no answer\n{message}Traceback (most recent call last):\n  File 'x'\nKeyError: fake"
     assert headline(attempt(raising(ValueError(quoting))).error) == "ValueError: no answer"
+
+
+def test_an_error_that_comes_from_another_process_has_the_headline_of_its_own() -> None:
+    frames = 'Traceback (most recent call last):\n  File "x.py", line 1, in work\n'
+    chained = f"{frames}KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n{frames}"
+    remote = RemoteTraceback(f'\n"""\n{chained}ValueError: boom\nmore\n"""')
+    for error, line in [(ValueError("boom\nmore"), "ValueError: boom"), (OSError(), "OSError")]:
+        assert headline(attempt(raising(error, remote)).error) == line
 
 
 def test_a_huge_error_is_cut() -> None:
