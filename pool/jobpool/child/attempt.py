@@ -206,9 +206,9 @@ class AttemptRunner:
             if attempt.kind is ResultKind.SUCCEEDED:
                 attempt.kind, attempt.error = ResultKind.FAILED, LEFT_OPEN
         if handler.after_run is not None:
-            self._after("after_run", handler.after_run, attempt, job)
+            self._after(handler.after_run, attempt, job)
         if self._hooks is not None:
-            self._after("a hook", partial(self._hooks.after_attempt, ctx), attempt, job)
+            self._after(partial(self._hooks.after_attempt, ctx), attempt, job, self._hooks)
             attempt.exception, attempt.hook_threads = None, self._hooks.threads
         if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
@@ -244,9 +244,11 @@ class AttemptRunner:
             name = job.envelope.name or job.envelope.job
             attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap, hook)
 
-    def _after(self, name: str, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
+    def _after(
+        self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun, hooks: Hooks | None = None
+    ) -> None:
         self._capture.begin()
-        self._watch.call(_after_run, (name, hook, attempt.result))
+        self._watch.call(_after_run, (hook, attempt.result, hooks))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         self._end(attempt, job)
@@ -346,14 +348,15 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
         return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
 
 
-def _after_run(task: tuple[str, Callable[[ExecutionResult], object], ExecutionResult]) -> None:
-    """Call the hook, under the alarm only."""
-    name, hook, result = task
+def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult, Hooks | None]) -> None:
+    """Call the hook, under the alarm only. `hooks`: it calls these, and they know which one runs."""
+    hook, result, hooks = task
     try:
         hook(result)
     except BaseException:  # its errors are logged, never a verdict
         import logging
 
+        name = "after_run" if hooks is None else f"the {hooks.running}"
         logging.getLogger("jobpool.child").exception("%s of handler %r failed", name, result.handler)
 
 

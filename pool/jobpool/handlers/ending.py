@@ -25,6 +25,7 @@ from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_del
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
+from jobpool.message.printable import headline
 from jobpool.message.results import capped
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
@@ -90,8 +91,13 @@ def _because(error: BaseException) -> str:
 def of_hook(error: BaseException, cap: int, hook: str) -> Ending:
     """Return the end of an attempt with app-wide hooks that raised this. `hook`: the one that did; "" = the handler."""
     end = of_error(error, cap)
-    text = cap_text(f"the {hook} failed\n{end.error}", cap) if hook else end.error
+    text = cap_text(hook_failed(hook, end.error), cap) if hook else end.error
     return replace(end, error=text, exception=error)
+
+
+def hook_failed(hook: str, error: str) -> str:
+    """Return the text for a hook that failed. Its first line says why: logs and lists show that alone."""
+    return f"the {hook} failed: {headline(error)}\n{error}"
 
 
 def is_suspect(error: BaseException) -> bool:
