@@ -12,7 +12,7 @@ from typing import Any, Protocol, SupportsFloat
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode
+from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode, too_large
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
 
 _UNSIGNED = EnvelopeSigner()
@@ -165,7 +165,7 @@ class JobContext:
         queue = definition.queue or "default"
         body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
         if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
-            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
+            raise too_large(definition.handler, len(body))
         self._reporter.follow_up(definition)
         return identifier
 
