@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol, SupportsFloat
 
-from jobpool.errors import InvalidJob, Unsupported
+from jobpool.errors import Unsupported
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode, too_large
