@@ -8,6 +8,7 @@ from typing import Any
 NO_APP = "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
 LONGEST_WAIT_S = 100 * 366 * 86400.0
 ENQUEUE_LATER = "enqueue below `if __name__ == '__main__':`, or in a program of its own"
+FORKED = "a process that the handler forked can neither enqueue nor ack: do it in the handler itself"
 
 
 class JobpoolError(Exception):

@@ -170,7 +170,7 @@ def test_messages_of_one_id_are_leased_and_settled_each_for_itself(backend: Queu
 
 @pytest.mark.above
 def test_a_batch_with_one_bad_definition_enqueues_nothing(backend: QueueBackend) -> None:
-    with pytest.raises(InvalidJob, match="1048576"):
+    with pytest.raises(InvalidJob, match="1048576: put the data into a file"):
         backend.enqueue_many([a_job(1), a_job("x" * 1_048_577)])
     assert backend.stats(QUEUE).pending == 0
 

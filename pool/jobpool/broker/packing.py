@@ -12,7 +12,7 @@ from jobpool.broker.values import Edit, Existing, NewBatch, NewMessage, once_id
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import NO_BATCHES, BatchCall
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
+from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again, too_large
 from jobpool.message.lease import JobLease
 from jobpool.message.names import DEFAULT_QUEUE, check_identifier, check_queue
 from jobpool.message.settlement import Abandon, Ack, Move, Settlement
@@ -35,7 +35,7 @@ def pack(to: QueueBackend, definition: JobDefinition, ident: str) -> NewMessage:
     now = 0.0 if definition.expires_in is None else to.time.now()
     body = encode(definition, identifier=ident, queue=queue, signer=to.signer, now=now)
     if len(body) > MAX_BODY_BYTES:
-        raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
+        raise too_large(definition.handler, len(body))
     due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
     given = definition.identifier is not None
     unique_key = definition.idempotency_key if definition.unique else None

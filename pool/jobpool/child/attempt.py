@@ -15,14 +15,14 @@ from contextvars import copy_context
 from functools import cache, partial
 from pkgutil import resolve_name
 from time import monotonic
-from types import MappingProxyType
+from types import AsyncGeneratorType, GeneratorType, MappingProxyType
 from typing import TYPE_CHECKING
 
 import orjson
 from msgspec import Struct
 
 from jobpool.child.capture import Capture
-from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
+from jobpool.errors import FORKED, ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers import ending
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
@@ -51,6 +51,7 @@ OwnAck = Callable[[object, Sequence[JobDefinition]], Callable[[], bool]]
 Packer = Callable[[Sequence[JobDefinition]], "list[NewMessage]"]
 """Signs jobs: the master, asked over the channel, or a backend of this process."""
 
+LAZY = "returned a generator, whose code never ran: take the yield out, or return a list"
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
@@ -176,7 +177,7 @@ class AttemptRunner:
             return Attempt(name, ResultKind.FAILED, started, error=str(error))
         attempt = Attempt(name, ResultKind.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
         # In a context of its own: a context variable that hooks or the handler set is gone with the attempt.
-        copy_context().run(self._run, handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
+        copy_context().run(self._run, handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to, self._pid))
         return attempt
 
     def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
@@ -205,9 +206,9 @@ class AttemptRunner:
             if attempt.kind is ResultKind.SUCCEEDED:
                 attempt.kind, attempt.error = ResultKind.FAILED, LEFT_OPEN
         if handler.after_run is not None:
-            self._after("after_run", handler.after_run, attempt, job)
+            self._after(handler.after_run, attempt, job)
         if self._hooks is not None:
-            self._after("a hook", partial(self._hooks.after_attempt, ctx), attempt, job)
+            self._after(partial(self._hooks.after_attempt, ctx), attempt, job, self._hooks)
             attempt.exception, attempt.hook_threads = None, self._hooks.threads
         if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
@@ -243,9 +244,11 @@ class AttemptRunner:
             name = job.envelope.name or job.envelope.job
             attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap, hook)
 
-    def _after(self, name: str, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
+    def _after(
+        self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun, hooks: Hooks | None = None
+    ) -> None:
         self._capture.begin()
-        self._watch.call(_after_run, (name, hook, attempt.result))
+        self._watch.call(_after_run, (hook, attempt.result, hooks))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         self._end(attempt, job)
@@ -277,10 +280,11 @@ def run_attempt(
 class _Notes:
     """Progress and follow-ups that the handler reports through its context."""
 
-    __slots__ = ("_ack", "_bytes", "_enqueue_to", "_progress", "_still_open", "follow_ups")
+    __slots__ = ("_ack", "_bytes", "_enqueue_to", "_pid", "_progress", "_still_open", "follow_ups")
 
-    def __init__(self, progress: Progress | None, ack: OwnAck | None, enqueue_to: Collection[str]) -> None:
+    def __init__(self, progress: Progress | None, ack: OwnAck | None, enqueue_to: Collection[str], pid: int) -> None:
         self._enqueue_to = enqueue_to
+        self._pid = pid
         self._progress = progress
         self._ack = ack
         self._still_open: Callable[[], bool] | None = None
@@ -291,7 +295,12 @@ class _Notes:
         if self._progress is not None:
             self._progress(fraction, text)
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # what is noted in a fork never comes back from it
+            raise Unsupported(FORKED)
+
     def follow_up(self, definition: JobDefinition, /) -> None:
+        self._check_process()
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
         check_enqueue_to(definition.queue, self._enqueue_to)
@@ -305,6 +314,7 @@ class _Notes:
         self.follow_ups.append(definition)
 
     def ack(self, connection: object, /) -> None:
+        self._check_process()
         if self._ack is None:
             raise Unsupported("ctx.ack needs a handler that is declared with ack_in_transaction=True")
         self._still_open = self._ack(connection, self.follow_ups)
@@ -330,20 +340,23 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
         go_on(ctx, value, ending.plain)
         if value is None and masker is None:
             return ending.SUCCEEDED
+        if isinstance(value, GeneratorType | AsyncGeneratorType):  # from a decorator's wrapper, which hid it until now
+            raise ConfigurationError(f"handler {ctx.handler!r} {LAZY}")
         output, kept = ending.rendered(value, masker, cap)
         return Ending(ResultKind.SUCCEEDED, output, kept)
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
 
 
-def _after_run(task: tuple[str, Callable[[ExecutionResult], object], ExecutionResult]) -> None:
-    """Call the hook, under the alarm only."""
-    name, hook, result = task
+def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult, Hooks | None]) -> None:
+    """Call the hook, under the alarm only. `hooks`: it calls these, and they know which one runs."""
+    hook, result, hooks = task
     try:
         hook(result)
     except BaseException:  # its errors are logged, never a verdict
         import logging
 
+        name = "after_run" if hooks is None else f"the {hooks.running}"
         logging.getLogger("jobpool.child").exception("%s of handler %r failed", name, result.handler)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jobpool import errors
-from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
+from jobpool.errors import FORKED, BackendUnavailable, InvalidJob, JobpoolError, Unsupported
 from jobpool.ipc import frames, packets
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.message.batches import BatchCall, BatchStatus
@@ -59,7 +59,7 @@ class ChannelProducer:
 
     def _request(self, ask: Ask) -> Reply:
         if os.getpid() != self._pid:
-            raise Unsupported("a process that the handler forked cannot enqueue: do it in the handler itself")
+            raise Unsupported(FORKED)
         packet = ask.encode()
         if len(packet) > frames.MAX_ENQUEUED_BYTES + _FRAME_BYTES:
             raise InvalidJob(

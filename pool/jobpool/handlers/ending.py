@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from traceback import StackSummary, TracebackException
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_del
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
+from jobpool.message.printable import headline
 from jobpool.message.results import capped
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
@@ -89,8 +91,13 @@ def _because(error: BaseException) -> str:
 def of_hook(error: BaseException, cap: int, hook: str) -> Ending:
     """Return the end of an attempt with app-wide hooks that raised this. `hook`: the one that did; "" = the handler."""
     end = of_error(error, cap)
-    text = cap_text(f"the {hook} failed\n{end.error}", cap) if hook else end.error
+    text = cap_text(hook_failed(hook, end.error), cap) if hook else end.error
     return replace(end, error=text, exception=error)
+
+
+def hook_failed(hook: str, error: str) -> str:
+    """Return the text for a hook that failed. Its first line says why: logs and lists show that alone."""
+    return f"the {hook} failed: {headline(error)}\n{error}"
 
 
 def is_suspect(error: BaseException) -> bool:
@@ -208,13 +215,10 @@ def rendered(value: object, masker: Masker | None, cap: int) -> tuple[str, str]:
     shown = cap_text(text, cap)
     if masker is None:
         return shown, ""
-    if len(json) > cap:
-        return shown, capped(json, cap)
-    kept = masker.value(orjson.loads(json)) if json else None if value is None else masker.text(str(text))
-    try:
-        return shown, capped(orjson.dumps(kept), cap)
-    except TypeError:  # lone surrogates
-        return shown, capped(orjson.dumps(ascii(kept)), cap)
+    json = json or _json(None if value is None else str(text))
+    if len(json) <= cap:  # else it is not kept, and a large one would take long
+        json = _json(masker.result(orjson.loads(json)))
+    return shown, capped(json, cap)
 
 
 def join(returned: str, printed: str, cap: int) -> str:
@@ -224,11 +228,19 @@ def join(returned: str, printed: str, cap: int) -> str:
     return cap_text(f"{returned}\n{printed}", cap)
 
 
+def _json(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # lone surrogates
+        return orjson.dumps(ascii(value))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset | tuple):
         return list(value)
     if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "replace")
+        with suppress(UnicodeDecodeError):
+            return value.decode()
     if callable(getattr(value, "model_dump", None)):
         return value.model_dump()
     return _shown(value)

@@ -15,7 +15,7 @@ from jobpool.ipc.frames import Loaded, Result
 from jobpool.master import events as ev
 from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
-from jobpool.master.state import BROKEN_GRACE_S, KILLED_BY_STOP, Line, Pool
+from jobpool.master.state import BROKEN_GRACE_S, GIVEN_BACK, Line, Pool
 from jobpool.message import outcome as ended
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import BROKEN, Death, innermost
@@ -294,9 +294,6 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         pool.boot.failed(f"a child died before it was ready: {death.headline}", pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
     running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
-    if ending is EndReason.STOP and running is not None and not running.lost:
-        seconds = round(slot.killed_at - slot.head_since, 1)
-        pool.note("warning", KILLED_BY_STOP, id=running.lease.id, handler=running.handler, seconds=seconds)
     if ending not in _BY_ORDER and not in_order:
         slot.timeouts += ending is EndReason.TIMEOUT
         slot.crashes += ending is not EndReason.TIMEOUT
@@ -337,6 +334,9 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
         ident = delivery.lease.id
         times = remember(pool.never_started, ident, pool.never_started.get(ident, 0) + 1)
         outcome = ended.NeverStarted(times, death.to_text())
+    if started and isinstance(outcome, ended.Stopped):
+        seconds = round(slot.killed_at - slot.head_since, 1)
+        pool.note("warning", GIVEN_BACK[slot.ending], id=delivery.lease.id, handler=delivery.handler, seconds=seconds)
     if isinstance(outcome, ended.LostLease):
         pool.lose(delivery)
     else:

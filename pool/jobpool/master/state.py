@@ -20,7 +20,7 @@ from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
-from jobpool.message.outcome import Counts, NotRun, Outcome
+from jobpool.message.outcome import Counts, EndReason, NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
 from jobpool.message.units import format_duration
 from jobpool.policy.lookahead import LookAhead
@@ -73,7 +73,11 @@ class Server:
         return not (self.loaded or self.ending)
 
 
-KILLED_BY_STOP = "a job is killed by the stop; it goes back to its queue"
+GIVEN_BACK = {
+    EndReason.STOP: "a job is killed by the stop; it goes back to its queue",
+    EndReason.SERVER: "a job died with its fork server; it goes back to its queue",
+}
+"""Lines about running jobs whose attempt left no other trace."""
 
 
 class Note(NamedTuple):

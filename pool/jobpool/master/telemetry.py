@@ -28,7 +28,7 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer, Recorded, attempt_of
 from jobpool.master.slots import Slot
 from jobpool.master.spawning import reload_under_way
-from jobpool.master.state import KILLED_BY_STOP, Pool
+from jobpool.master.state import GIVEN_BACK, Pool
 from jobpool.message.masking import Masker
 from jobpool.settings import Settings
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place, check_place
@@ -263,7 +263,7 @@ class Publisher:
 
 def _limit(pool: Pool, level: str, event: str, fields: dict[str, Any]) -> str | None:
     """Return the kind of a line that may come in floods; None: each is written."""
-    if pool.tells_each or event in (STACK, KILLED_BY_STOP):
+    if pool.tells_each or event in (STACK, *GIVEN_BACK.values()):
         return None
     handler = fields.get("handler")
     # The jobs of one handler must not hide those of another. Unknown ones share a kind: anyone can enqueue any name.

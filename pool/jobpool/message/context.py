@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
-from jobpool.errors import InvalidJob, Unsupported
+from jobpool.errors import Unsupported
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode
+from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode, too_large
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
 
 _UNSIGNED = EnvelopeSigner()
@@ -124,14 +125,18 @@ class JobContext:
         """The batch of which the job is a member; None = of none."""
         return None if self._envelope.batch is None else BatchMembership(self._envelope.batch, self.enqueue)
 
-    def progress(self, fraction: float, text: str = "") -> None:
+    def progress(self, fraction: SupportsFloat, text: str = "") -> None:
         """Show how far the job is, in `jobpool top`, with one short line of text (`str` of it). Never blocks.
 
         A `fraction` outside 0..1 is taken as the nearer bound. Raises `ValueError`: it is not a number.
         """
-        if not isinstance(fraction, int | float) or fraction != fraction:
+        try:
+            share = math.nan if isinstance(fraction, str | bytes) else float(fraction)
+        except (TypeError, ValueError, ArithmeticError):
+            share = math.nan
+        if math.isnan(share):
             raise ValueError(f"progress is a number from 0 to 1, not {fraction!r}")
-        self._reporter.progress(min(1.0, max(0.0, float(fraction))), str(text))
+        self._reporter.progress(min(1.0, max(0.0, share)), str(text))
 
     def enqueue(self, job: JobDefinition | JobBuilder | str, payload: Any = None) -> str:
         """Enqueue a follow-up job together with this job's ack, and return its id at once. Never blocks.
@@ -148,6 +153,7 @@ class JobContext:
         Raises:
             InvalidJob: It is out of bounds, or its body above 1 MiB, or the follow-ups of this attempt above 8 MiB
                 together. It is not enqueued then.
+            Unsupported: In a process that the handler forked.
         """
         definition = named_job(job, payload)
         trace = self._envelope.meta.get(TRACEPARENT)
@@ -159,7 +165,7 @@ class JobContext:
         queue = definition.queue or "default"
         body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
         if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
-            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
+            raise too_large(definition.handler, len(body))
         self._reporter.follow_up(definition)
         return identifier
 
@@ -176,7 +182,7 @@ class JobContext:
 
         Raises:
             LeaseLost: The lease has ended: let the error roll the transaction back.
-            Unsupported: The handler is not declared so.
+            Unsupported: The handler is not declared so, or in a process that it forked.
             ConfigurationError: It is not a connection of that kind.
 
         Errors of the database are raised as its driver raises them. Blocks for one or two round trips.

@@ -37,6 +37,12 @@ _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
 
+def too_large(handler: str, size: int) -> InvalidJob:
+    """Make the error for a body of more than `MAX_BODY_BYTES`."""
+    mend = "put the data into a file or a store, and send where it is"
+    return InvalidJob(f"the body of job {handler!r} has {size} bytes; at most {MAX_BODY_BYTES}: {mend}")
+
+
 @hides("sig")
 class JobEnvelope(Struct, frozen=True):
     """A decoded message. Its payload is shared with other holders of the envelope: do not change it."""

@@ -1,15 +1,17 @@
 """Take secrets out of texts and values: values under telling keys, and tokens known by their form.
 
 `Masker.value` walks JSON values, `Masker.text` looks into texts. A value deeper than `DEEPEST` cannot be judged; it is
-left out and marked. Time is linear in the size. Every pattern below begins with a fixed form of bounded length, or
-matches a run of characters once (possessive quantifiers).
+left out and marked. `Masker.result` is for programs, which get all that is not a text as it is. Time is linear in the
+size. Every pattern below begins with a fixed form of bounded length, or matches a run of characters once (possessive
+quantifiers).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -117,6 +119,26 @@ class Masker:
             for before, inner in zip((None, *value), value, strict=False)
         ]
 
+    def result(self, value: Any, hidden: bool = False) -> Any:
+        """Return a JSON value without its secret texts. Numbers, booleans and None stay, at any depth.
+
+        `hidden`: it is under a secret key, so each text in it is masked.
+        """
+        if isinstance(value, str):
+            return MASK if hidden else self._masked(value, self.result)
+        if isinstance(value, dict):
+            masked = {}
+            for key, inner in value.items():  # a loop: a comprehension would be another frame for each level
+                masked[self._key(key)] = self.result(inner, hidden or self._hides(key))
+            return masked
+        if not isinstance(value, list):
+            return value
+        items, before = [], None
+        for inner in value:
+            items.append(self.result(inner, hidden or (isinstance(inner, str) and self._is_of_option(before, inner))))
+            before = inner
+        return items
+
     def _key(self, key: str) -> str:
         return self._short_key(key) if len(key) <= LONGEST_KEY else self._plain(key)
 
@@ -128,22 +150,24 @@ class Masker:
     def _mask_option(self, found: re.Match[str]) -> str:
         return f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0]
 
+    def _hides(self, key: str) -> bool:
+        return len(key) > LONGEST_KEY or self.is_secret(key)
+
     def _under(self, key: str, value: Any, depth: int) -> Any:
-        return MASK if len(key) > LONGEST_KEY or self.is_secret(key) else self.value(value, depth)
+        return MASK if self._hides(key) else self.value(value, depth)
 
     def text(self, text: str, depth: int = 0) -> str:
         """Return a text without its secrets: tokens, private keys, `password=…`, `--password …`, passwords in URLs.
 
         JSON is masked by its structure: its keys then count wherever its values end.
         """
+        return self._masked(text, lambda found: self.value(found, depth))
+
+    def _masked(self, text: str, walk: Callable[[Any], Any]) -> str:
         if text[:1] in _JSON_ENDS and text.rstrip()[-1:] == _JSON_ENDS[text[0]]:
-            try:
-                found = json.loads(text)
-            except (ValueError, RecursionError):
-                pass
-            else:
+            with suppress(ValueError, RecursionError):
                 # Written anew even if nothing was masked: of a key that stands there twice, only one was looked at.
-                return json.dumps(self.value(found, depth), ensure_ascii=False)
+                return json.dumps(walk(json.loads(text)), ensure_ascii=False)
         return self._plain(text)
 
     def _plain(self, text: str) -> str:

@@ -28,10 +28,12 @@ _OF_GROUP = ("+ Exception Group Traceback", "| ")
 _SAYS = re.compile(r"( *)\| (?!Traceback |Exception Group Traceback )(\S.*)")
 """A line in the picture of a group that is neither a frame nor code of one."""
 
+_CLASS = re.compile(r"[\w.<>]+(?::|$)")  # an error's: the first word of a line that tells of it
 _COUNT = re.compile(r" \([0-9]+ sub-exceptions?\)$")
 _BEGINS = "Traceback (most recent call last)", "  + Exception Group Traceback (most recent call last)"
 _CHAINED = "following exception:", "another exception occurred:"
-"""Ends of the lines between the errors of a chain; one that was never raised stands there without a traceback."""
+"""Ends of the lines between the errors of a chain. One that was never raised stands there without a traceback, such as
+the traceback of another process that `multiprocessing` gives as a cause."""
 
 _CUT = "[… "  # the start of the mark in place of text that was cut out
 
@@ -83,7 +85,9 @@ def headline(text: str | None) -> str | None:
         return None
     if lines[0].startswith(_OF_GROUP):
         return (_of_group(lines) or lines[0])[:MAX_HEADLINE_CHARS]
-    is_traceback = lines[0].startswith("Traceback") or (len(lines) > 2 and lines[2].endswith(_CHAINED))
+    is_traceback = lines[0].startswith("Traceback") or (
+        _CLASS.match(lines[0]) is not None and any(line.endswith(_CHAINED) for line in lines)
+    )
     return (_of_traceback(lines) if is_traceback else lines[0])[:MAX_HEADLINE_CHARS]
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
 import pytest
 
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.child.attempt import LAZY, Attempt, JobToRun, run_attempt
+from jobpool.errors import FORKED, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import chain
 from jobpool.handlers.registry import HandlerRegistry
@@ -133,6 +135,14 @@ def test_a_traceback_that_a_message_quotes_is_not_taken_for_the_errors_own(messa
     assert headline(attempt(raising(ValueError(quoting))).error) == "ValueError: no answer"
 
 
+def test_an_error_that_comes_from_another_process_has_the_headline_of_its_own() -> None:
+    frames = 'Traceback (most recent call last):\n  File "x.py", line 1, in work\n'
+    chained = f"{frames}KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n{frames}"
+    remote = RemoteTraceback(f'\n"""\n{chained}ValueError: boom\nmore\n"""')
+    for error, line in [(ValueError("boom\nmore"), "ValueError: boom"), (OSError(), "OSError")]:
+        assert headline(attempt(raising(error, remote)).error) == line
+
+
 def test_a_huge_error_is_cut() -> None:
     registry = HandlerRegistry()
     registry.handler("it")(raising(ValueError("x" * 100_000)))
@@ -199,6 +209,42 @@ def test_follow_ups_come_with_success_only() -> None:
 
     assert [definition.handler for definition in attempt(enqueue).follow_ups] == ["next"]
     assert list(attempt(enqueue_and_fail).follow_ups) == []
+
+
+def test_a_generator_that_a_decorator_has_hidden_is_a_failed_attempt() -> None:
+    def generates() -> Iterator[int]:
+        yield 1
+
+    async def generates_too() -> AsyncIterator[int]:
+        yield 1
+
+    def hidden(function: Callable[[], object]) -> Callable[[JobContext], object]:
+        return lambda ctx: function()
+
+    for function in (generates, generates_too):
+        made = attempt(hidden(function))
+        assert (made.kind, made.error) == (ResultKind.FAILED, f"handler 'it' {LAZY}")
+
+
+def test_a_forked_process_neither_enqueues_nor_acks() -> None:
+    def in_a_fork(ctx: JobContext) -> str:
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):
+            for call in (lambda: ctx.enqueue("next"), lambda: ctx.ack(None)):
+                try:
+                    call()
+                    os.write(writing, b"taken\n")
+                except Unsupported as refused:
+                    os.write(writing, f"{refused}\n".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            return said.read()
+
+    made = attempt(in_a_fork)
+    assert made.output == f"{FORKED}\n" * 2
+    assert not made.follow_ups
 
 
 def test_progress_is_passed_on() -> None:

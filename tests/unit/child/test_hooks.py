@@ -17,6 +17,7 @@ from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.dead_letters import ON_DEATH, DeadJob
 from jobpool.message.outcome import ExecutionResult, ResultKind
+from jobpool.message.printable import headline
 
 
 def nothing(ctx: JobContext) -> None: ...
@@ -88,7 +89,8 @@ def test_after_a_hook_that_failed_the_handler_does_not_run_and_the_error_names_t
     assert ran == ["after"]
     first, *rest = end.error.splitlines()
     assert first.startswith("the before_attempt hook ")
-    assert first.endswith("(raising.<locals>.hook) failed")
+    assert first.endswith("(raising.<locals>.hook) failed: ValueError: no tracer")
+    assert headline(end.error) == first
     assert rest[-1] == "ValueError: no tracer"
 
 
@@ -96,14 +98,18 @@ def test_an_error_after_the_attempt_is_logged_and_the_other_hooks_run(caplog: py
     registry, ran = HandlerRegistry(), []
     registry.after_attempt(lambda ctx, result: ran.append("first"))
     registry.after_attempt(raising(KeyError("gone")))
+    registry.after_attempt(raising(SystemExit(3)))
     assert attempt(registry).kind is ResultKind.SUCCEEDED
     assert ran == ["first"]
-    assert "the after_attempt hook" in caplog.text
+    assert caplog.text.count("the after_attempt hook") == 2
     assert "KeyError: 'gone'" in caplog.text
+    assert "SystemExit: 3" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["before_attempt", "after_attempt"])
-def test_a_hook_that_hangs_is_stopped_by_the_timeout_whose_text_names_it(kind: str) -> None:
+def test_a_hook_that_hangs_is_stopped_by_the_timeout_whose_text_names_it(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     registry = HandlerRegistry()
 
     def hangs(*_: object) -> None:
@@ -115,6 +121,8 @@ def test_a_hook_that_hangs_is_stopped_by_the_timeout_whose_text_names_it(kind: s
     assert end.duration < 5
     assert end.error.splitlines()[1].startswith(f"It was in the {kind} hook ")
     assert "in hangs" in end.error
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.startswith("the after_attempt hook ") for line in lines] == [True] * (kind == "after_attempt")
 
 
 def test_a_handler_that_hangs_is_not_taken_for_a_hook() -> None:
@@ -194,7 +202,7 @@ def test_one_that_fails_keeps_no_other_from_running_and_the_attempt_fails_with_i
     end = told(registry)
     assert (end.kind, end.after, len(seen)) == (ResultKind.RETRY, 1.0, 1)
     assert "ValueError: mail is down" in end.error
-    assert end.error.startswith("the on_death hook ")
+    assert (headline(end.error) or "").endswith("(raising.<locals>.hook) failed: ValueError: mail is down")
 
 
 def test_a_payload_that_is_no_record_is_a_failed_attempt() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import pickle
 import threading
 import time
@@ -72,12 +73,37 @@ def test_what_is_kept_of_a_value() -> None:
         ({"password": "x", 1: (2, 3)}, '{"password":"x","1":[2,3]}', {"password": "***", "1": [2, 3]}),
         (Shown(), '"<shown token=abc>"', "<shown token=***"),
         (2**70, str(2**70), str(2**70)),
+        (b"\xff\x00abc", "\"b'\\\\xff\\\\x00abc'\"", "b'\\xff\\x00abc'"),
+        ({"loss": math.nan}, '{"loss":null}', {"loss": None}),
+        ('{"cookies": 3, "token": "x"}', '{"cookies": 3, "token": "x"}', '{"cookies": 3, "token": "***"}'),
     ):
         told, text = ending.rendered(value, masker, 1000)
         assert told == output, value
         assert json.loads(text) == kept, value
     assert ending.rendered("x" * 1000, masker, 1000)[1] == "!1002"
     assert ending.rendered(["x" * 1000], masker, 1000)[1] == "!1004"
+
+
+def test_what_is_not_a_text_is_kept_as_returned_under_any_key_at_any_depth() -> None:
+    deep: object = {"prompt_tokens": 12}
+    for _ in range(200):
+        deep = [deep]
+    for value in (
+        {"prompt_tokens": 12, "token_count": 9, "max_tokens": 512, "cookies": 3, "has_password": True, "secret": None},
+        {"tokens": [[101, 2023], [102]], "credentials": {"port": 5432}},
+        deep,
+    ):
+        assert json.loads(ending.rendered(value, Masker(), 1000)[1]) == value
+    hidden = {"credentials": [{"user": "me", "port": 1}], "run": ["--token", "x"], "note": "password=x"}
+    kept = {"credentials": [{"user": "***", "port": 1}], "run": ["--token", "***"], "note": "password=***"}
+    assert json.loads(ending.rendered(hidden, Masker(), 1000)[1]) == kept
+
+
+def test_what_is_too_large_to_keep_is_not_masked() -> None:
+    class Unused(Masker):
+        result = None  # type: ignore[assignment]
+
+    assert ending.rendered("r" * (1 << 20), Unused(), 1000)[1] == f"!{(1 << 20) + 2}"
 
 
 def test_the_job_decides_before_its_handler(jobs: Jobs, worker: QueueWorker) -> None:

@@ -26,7 +26,7 @@ from jobpool.master.deadlines import (
 from jobpool.master.dispatch import room
 from jobpool.master.slots import SlotState
 from jobpool.master.spawning import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
-from jobpool.master.state import KILLED_BY_STOP, Stopping
+from jobpool.master.state import GIVEN_BACK, Stopping
 from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
@@ -201,11 +201,14 @@ class TestDeathsOfTheForkServer:
         stage = Stage(workers=2).boot()
         stage.lease("report", "report")
         slots = stage.busy
+        stage.now += 1.5
         stage.tell(ev.ForkServerGone(1))
         stage.die(slots[0], signal=signal.SIGKILL)
         stage.die(slots[1], signal=signal.SIGKILL, begun=False)
         assert stage.verdicts() == [Release(), Release(begun=False)]
         assert [slot.crashes for slot in slots] == [0, 0]
+        [told] = [note.fields for note in stage.pool.notes if note.event == GIVEN_BACK[EndReason.SERVER]]
+        assert told == {"id": stage.settled[0][0], "handler": "report", "seconds": 1.5}
 
     def test_what_was_killed_or_crashed_before_is_that(self) -> None:
         stage = Stage(workers=2).boot()
@@ -703,7 +706,7 @@ class TestStopping:
             stage.tell(ev.SignalCame(signal.SIGTERM))
         for slot in list(stage.pool.slots.live):
             stage.die(slot, signal=signal.SIGKILL)
-        told = [note.fields for note in stage.pool.notes if note.event == KILLED_BY_STOP]
+        told = [note.fields for note in stage.pool.notes if note.event == GIVEN_BACK[EndReason.STOP]]
         assert {fields["id"] for fields in told} == ids
         assert {fields["handler"] for fields in told} == {"report", "slow"}
         assert {fields["seconds"] for fields in told} == {2.0 if again else 5.0}
@@ -714,7 +717,7 @@ class TestStopping:
         stage.tell(ev.SignalCame(signal.SIGTERM))
         stage.after(5.0)
         stage.die(stage.pool.slots.live[0], signal=signal.SIGKILL, begun=False)
-        assert not [note for note in stage.pool.notes if note.event == KILLED_BY_STOP]
+        assert not [note for note in stage.pool.notes if note.event == GIVEN_BACK[EndReason.STOP]]
 
     def test_leases_that_come_in_after_the_stop_go_back(self) -> None:
         stage = Stage(workers=1).boot()

@@ -12,7 +12,7 @@ from stage import Stage
 
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.master.state import KILLED_BY_STOP, Pool
+from jobpool.master.state import GIVEN_BACK, Pool
 from jobpool.master.telemetry import Publisher
 from jobpool.message.outcome import ResultKind
 from jobpool.telemetry.logs import configure
@@ -77,11 +77,11 @@ def test_of_a_flood_of_deaths_each_handler_is_named(log: io.StringIO) -> None:
     assert told(log, FAILED, ["h0"] * 20 + NAMES, "info") == ["h0"] * 5 + NAMES[1:]
 
 
-def test_each_job_that_the_stop_kills_has_a_line(log: io.StringIO) -> None:
+def test_each_running_job_that_is_given_back_has_a_line(log: io.StringIO) -> None:
     pool = a_stage().pool
-    for _ in range(20):
-        pool.note("warning", KILLED_BY_STOP, handler="h0")
-    assert written(log, pool) == ["h0"] * 20
+    for line in [*GIVEN_BACK.values()] * 20:
+        pool.note("warning", line, handler="h0")
+    assert written(log, pool) == ["h0"] * 40
 
 
 def test_handlers_that_the_app_does_not_know_share_a_limit(log: io.StringIO) -> None:

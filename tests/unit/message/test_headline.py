@@ -25,6 +25,7 @@ def test_of_a_text() -> None:
 
 FRAME = '  File "app.py", line 3, in greet\n    check(name)\n    ~~~~~^^^^^^\n'
 HEAD = "Traceback (most recent call last):\n" + FRAME
+HOOK = "the hook failed: ValueError: boom"
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
@@ -38,6 +39,7 @@ def test_of_a_traceback_it_is_the_first_line_below_the_frames_of_the_last_error(
         (f"{HEAD}ValueError: long\n[… 9 bytes dropped …]\nend", "ValueError: long"),
         (HEAD, "    ~~~~~^^^^^^"),
         (f"KeyError: 'never raised'\n{DURING}{HEAD}ValueError: boom", "ValueError: boom"),
+        (f"the hook failed: ValueError: boom\n{HEAD}KeyError: 'a'\n{DURING}{HEAD}ValueError: boom", HOOK),
     ]:
         assert headline(text) == line, text
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, SupportsFloat
 
 import pytest
 
@@ -72,16 +74,27 @@ def test_a_job_without_a_name_has_its_handlers(listener: Listener) -> None:
     assert JobContext(an_envelope(), listener).name == "report"
 
 
+class Counted:
+    """A number of a library's own, as numpy's are."""
+
+    def __float__(self) -> float:
+        return 0.25
+
+
 @pytest.mark.parametrize(
-    ("fraction", "shown"), [(0, 0.0), (0.4, 0.4), (1, 1.0), (-3, 0.0), (1.5, 1.0), (float("inf"), 1.0)]
+    ("fraction", "shown"),
+    [
+        *[(0, 0.0), (0.4, 0.4), (1, 1.0), (-3, 0.0), (1.5, 1.0), (float("inf"), 1.0)],
+        *[(Fraction(1, 4), 0.25), (Decimal("0.25"), 0.25), (Counted(), 0.25)],
+    ],
 )
-def test_progress_is_kept_between_0_and_1(listener: Listener, fraction: float, shown: float) -> None:
+def test_progress_is_kept_between_0_and_1(listener: Listener, fraction: SupportsFloat, shown: float) -> None:
     JobContext(an_envelope(), listener).progress(fraction, "rendering")
 
     assert listener.shown == [(shown, "rendering")]
 
 
-@pytest.mark.parametrize("fraction", [float("nan"), "0.5", None])
+@pytest.mark.parametrize("fraction", [float("nan"), "0.5", b"1", None, 1j, 10**400])
 def test_progress_that_is_no_number_is_refused(listener: Listener, fraction: Any) -> None:
     with pytest.raises(ValueError, match="progress is a number from 0 to 1"):
         JobContext(an_envelope(), listener).progress(fraction)
