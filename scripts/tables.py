@@ -1,4 +1,4 @@
-"""Write the lists of the docs that come from the code: what each broker can do, and every setting.
+"""Write the parts of the docs that come from the code: what each broker can do, and every setting.
 
 python scripts/tables.py            write
 python scripts/tables.py --check    exit 1 when a page is not current
@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from jobpool.broker.values import Capabilities
 from jobpool.settings import SETTINGS
@@ -23,14 +24,14 @@ BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tab
 
 
 def capabilities() -> str:
-    """Return an item for each capability, with the backends that have it: several schemes may lead to one."""
-    backends = {point.load() for point in entry_points(group="jobpool.backends")}
-    brokers = {backend.scheme: backend.capabilities for backend in backends if backend.capabilities.leases}
-    items = []
+    """Return a table: a row for each capability, a column for each broker, those with the most first."""
+    backends = {point.load() for point in entry_points(group="jobpool.backends")}  # several schemes may lead to one
+    kept = [(backend.scheme, asdict(backend.capabilities)) for backend in backends if backend.capabilities.leases]
+    kept.sort(key=lambda broker: (-list(broker[1].values()).count(True), broker[0]))
+    rows = [["", *(f"`{scheme}`" for scheme, _ in kept)], ["---"] * (len(kept) + 1)]
     for name, means in texts_below_fields(Capabilities).items():
-        where = _where({scheme: getattr(brokers[scheme], name) for scheme in sorted(brokers)})
-        items.append(f"* `{name}` ({where}): {means}")
-    return "\n".join(items)
+        rows.append([means.partition(". ")[0].rstrip("."), *(_shown(values[name]) for _, values in kept)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def settings() -> str:
@@ -89,21 +90,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _where(values: Mapping[str, object]) -> str:
-    """Return the backends with a capability, or those without it if they are fewer."""
-    usual, *others = [value for value, _ in Counter(values.values()).most_common()]
-    if isinstance(usual, bool):
-        having = [f"`{scheme}`" for scheme, value in values.items() if value]
-        lacking = [f"`{scheme}`" for scheme, value in values.items() if not value]
-        if len(having) > len(lacking):
-            return f"all but {', '.join(lacking)}" if lacking else "all"
-        return ", ".join(having)
-    exceptions = [f"{_shown(value)} on `{scheme}`" for scheme, value in values.items() if value in others]
-    return ", ".join([*exceptions, f"{_shown(usual)} else"])
-
-
 def _shown(value: object) -> str:
-    return f"{value:g} s" if isinstance(value, float) else str(value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Tells subscribers what has happened, by webhooks: every call is a job of its own, signed, retried, and never inward.
 
     python webhooks.py order.paid '{"order": 7}'     # a job for each subscriber in subscribers.json
-    jobpool --app webhooks.py --queue webhooks --retry exponential
+    jobpool --app webhooks.py --queue webhooks
 
 subscribers.json holds what subscribers have registered: {"acme": {"url": "https://acme.example/hook", "secret": "…"}}.
 Their URLs are whatever they have typed, and nothing here trusts them: the handler `url` calls public addresses only.

@@ -20,7 +20,7 @@ def check_sdk_version(installed: str) -> None:
     if not f"{installed}.".startswith(f"{KNOWN_SDK_VERSION}."):
         raise ImportError(
             f"azure-servicebus {installed} is installed, and jobpool works with {KNOWN_SDK_VERSION} only:"
-            " pip install 'jobpool[servicebus]'"
+            " pip install 'azure-servicebus>=7.15,<7.16'"
         )
 
 

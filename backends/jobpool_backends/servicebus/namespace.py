@@ -60,8 +60,8 @@ def require() -> None:
         import azure.identity  # noqa: F401 - an extra, and slow to import
     except ImportError as error:
         raise ConfigurationError(
-            "servicebus://NAME needs the package 'azure-identity', which is not installed: pip install"
-            " 'jobpool[entra]', or use a connection string"
+            "servicebus://NAME needs the package 'azure-identity', which is not installed:"
+            " pip install 'azure-identity>=1.19,<2', or use a connection string"
         ) from error
 
 

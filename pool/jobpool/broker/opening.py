@@ -295,16 +295,16 @@ def _backend_class(url: str) -> Any:
         raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from None
 
 
-_OFFERED = {
-    "redis": ("redis", "redis"),
-    "psycopg": ("psycopg", "postgres"),
-    "greenstalk": ("greenstalk", "beanstalk"),
-    "azure": ("azure-servicebus", "servicebus"),
-    "azure.servicebus": ("azure-servicebus", "servicebus"),
-    "azure.core": ("azure-core", "servicebus"),
-    "azure.identity": ("azure-identity", "entra"),
+SERVICEBUS = "azure-servicebus>=7.15,<7.16"
+CLIENTS = {
+    "redis": "redis[hiredis]>=8,<9",
+    "psycopg": "psycopg[binary]>=3.2",
+    "greenstalk": "greenstalk>=2.1,<3",
+    "azure": SERVICEBUS,
+    "azure.servicebus": SERVICEBUS,
+    "azure.core": SERVICEBUS,
 }
-"""Package → its distribution, and the extra of jobpool that brings it."""
+"""Package → what to install for it, as in pyproject.toml: an extra of jobpool is known to pip in its sources alone."""
 
 
 def _what_is_wrong(error: ImportError) -> str:
@@ -312,6 +312,5 @@ def _what_is_wrong(error: ImportError) -> str:
     package = ".".join(words[: 2 if words[0] == "azure" else 1])  # many distributions share `azure`
     if not isinstance(error, ModuleNotFoundError) or not package or package in sys.modules:
         return f"cannot be imported: {error}"
-    name, extra = _OFFERED.get(package, (package, None))
-    mend = f": pip install 'jobpool[{extra}]'" if extra else ""
-    return f"needs the package {name!r}, which is not installed{mend}"
+    mend = f": pip install '{CLIENTS[package]}'" if package in CLIENTS else ""
+    return f"needs the package {package!r}, which is not installed{mend}"

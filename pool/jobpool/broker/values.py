@@ -55,47 +55,45 @@ class Leases(StrEnum):
 
 
 class Capabilities(Struct, frozen=True):
-    """The capabilities of a broker. Shown in docs/backends.md as a table made from these fields."""
+    """The capabilities of a broker. The first sentence below a field is its row in the table of docs/backends.md."""
 
     leases: Leases = Leases.OURS
-    """How long a lease lasts, and who ends it. *As asked*: by its fetch or renewal; a reaper gives its message back,
-    and any client may settle it. *By the broker*: the queue or the message says how long. Then the broker gives it
-    back, and its crash is charged at the next fetch; only the client that fetched may settle. *By connection*: the
-    same, and a connection that breaks loses its leases at once.
+    """Length of a lease. *As asked*: by fetch or renewal; a reaper gives the message back, and any client may settle
+    it. *By the broker*: the queue or the message says how long. Then the broker gives it back, and its crash is charged
+    at the next fetch; only the client that fetched may settle. *By connection*: the same, and a connection that breaks
+    loses its leases at once.
     """
     keeps_records: bool = True
-    """Messages are records that are changed in place, each in one step. Repeated calls and known ids are recognised, so
-    they change nothing. A message keeps its place, is deleted by any filter, and dead letters can be capped (options
-    `dead_max`, `dead_max_age`). Else a change puts a copy first, and a crash between the two leaves a duplicate. A lost
-    connection can leave the first jobs of one enqueue. A message returns to the end of its queue. A refusal of a
-    settlement may stand for another, live messages are deleted by whole queues only, and none is edited.
+    """Messages change in place: edits, purges by filters, caps of dead letters. Each change is one step. Repeated calls
+    and known ids are recognised, so they change nothing, and a message keeps its place. Else a change puts a copy
+    first, and a crash between the two leaves a duplicate. A lost connection can leave the first jobs of one enqueue. A
+    message returns to the end of its queue. A refusal of a settlement may stand for another, and live messages are
+    deleted by whole queues only.
     """
     key_store: bool = False
-    """Idempotency records, locks, unique enqueue and shared limits (`QueueBackend.keys`), and sets of messages that are
-    checked out by hand, and posted messages (`QueueBackend.claims`). Results are kept (`result_ttl`). Pauses of queues,
-    records of pools and cancels of jobs, unless the option `state=URL` lends another broker's key store for these.
+    """Idempotency keys, locks, unique jobs, shared limits, results, claims, posted messages. `QueueBackend.keys` and
+    `claims`. Pauses of queues, records of pools and cancels of jobs too, unless the option `state=URL` lends another
+    broker's key store for these.
     """
     transactions: bool = False
-    """Jobs are enqueued (`enqueue_in`), and a handler acks its message (`ticket`), in a database transaction of the
-    caller's own.
-    """
+    """Enqueues and acks in a transaction of your own. By `enqueue_in`, and a handler's `ticket`."""
     atomic_across_queues: bool = True
-    """One call over several queues is one step: an enqueue, an ack with follow-ups, a message that moves. A given id is
-    known in all of them. Else it goes queue by queue, and no edit moves a message.
+    """One call over several queues (follow-ups, moves) is one step. A given id is known in all of them. Else it goes
+    queue by queue, and no edit moves a message.
     """
     exact_counts: bool = True
-    """Each expired lease is charged exactly once, and `stats` tells waiting and leased messages apart, for all clients.
-    Else only those leased by this client are told apart.
+    """Expired leases are charged exactly once, and `stats` tells what other clients have leased. Else only what is
+    leased by this client is told from what waits.
     """
     priorities: bool = True
     """A smaller priority number is fetched sooner."""
     makes_queues: bool = True
-    """A queue is there as soon as it is named, and `queues` finds each one that holds a message. Else it must have been
+    """A queue is there as soon as it is named. `queues` finds each one that holds a message. Else it must have been
     made, one that is missing is an error, and `queues` knows only those that this client was told of.
     """
     lists_live: bool = True
-    """Messages that are not dead are inspected, listed and counted by filters; else only dead letters are, and other
-    messages only in `stats`.
+    """Messages that are not dead are listed, inspected and found by filters. Else only dead letters are, and other
+    messages only counted in `stats`.
     """
     delay_resolution: float = 1e-6
     """Seconds to which delays are rounded up."""

@@ -225,7 +225,8 @@ def _why(message: Message) -> str:
 
     said = headline(message.last_error) or cause_headline(message.cause)
     if message.state is State.DELAYED and message.deliveries and not said:
-        said = f"snoozed or held back, due in {format_duration(max(0.0, message.available_at - time.time()))}"
+        due = format_duration(max(0.0, message.available_at - time.time()))
+        said = f"snoozed, or waits for a lock, a limit or a handler; due in {due}"
     return ": ".join(part for part in (message.reason, said) if part)
 
 

@@ -33,6 +33,7 @@ Bound = Callable[[JobContext], Any]
 F = TypeVar("F", bound=Callable[..., Any])  # the function that a decorator takes and returns
 
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+CONTEXT_NAMES = ("ctx", "context", "job", "self")  # for a context without a type; it may begin with _ too
 _SETS = (set, frozenset)
 _IT_TAKES = "it takes"
 _NOT_FIELDS = {
@@ -73,8 +74,8 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
     needs_context = kind != "handler" or JobContext in [hints.get(part.name) for part in parameters]
     if needs_context and not takes_context:
         raise ConfigurationError(f"{shown}, must take the job's context as its first parameter")
-    if kind == "handler" and takes_context:
-        _check_context(plain, parameters[0].name, hints.get(parameters[0].name), shown)
+    if takes_context:
+        _check_context(plain, parameters[0], hints, shown, kind)
     for parameter in parameters[takes_context:]:
         if hints.get(parameter.name) is JobContext:
             raise ConfigurationError(f"{shown}, takes the job's context twice: no payload fills {parameter.name!r}")
@@ -136,9 +137,8 @@ class Parameters:
         elif not takes_context or any(part.kind is not Parameter.VAR_POSITIONAL for part in self._rest):
             self.read = self._read_fields(hints)
         self._by_field = self.read is not None and self._model is None
-        if self.read is None and every[0].kind is Parameter.POSITIONAL_OR_KEYWORD:
-            hint = hints.get(self.context, every[0].annotation)  # an annotation that cannot be resolved is one too
-            self.read = self._read_none(self.context) if hint is Any or hint is Parameter.empty else None
+        if self.read is None and _untyped(every[0], hints):
+            self.read = self._read_none(self.context)
 
     def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the payload of a call, in which there may still be values that JSON does not know.
@@ -194,10 +194,7 @@ class Parameters:
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is dict and context in payload:
-                raise Mismatch(
-                    f"field {context!r} would be lost, for a parameter without a type is the job's context: annotate it"
-                    f" ({context}: str, or {context}: jobpool.JobContext if it is the context)"
-                )
+                raise Mismatch(f"field {context!r} would be lost, as parameter {context!r} {_annotate(context)}")
             return (), {}
 
         return read
@@ -232,8 +229,25 @@ def _takes_context(parameters: list[Parameter], hints: dict[str, Any]) -> bool:
     return not is_data(hints.get(parameters[0].name))
 
 
-def _check_context(plain: Any, name: str, hint: Any, shown: str) -> None:
+def _untyped(first: Parameter, hints: dict[str, Any]) -> bool:
+    hint = hints.get(first.name, first.annotation)  # an annotation that cannot be resolved is one too
+    return first.kind is Parameter.POSITIONAL_OR_KEYWORD and (hint is Any or hint is Parameter.empty)
+
+
+def _annotate(name: str) -> str:
+    return (
+        f"has no type, and so is the job's context: annotate it ({name}: str, or {name}: jobpool.JobContext"
+        " if it is the context)"
+    )
+
+
+def _check_context(plain: Any, first: Parameter, hints: dict[str, Any], shown: str, kind: str) -> None:
     """Raise `ConfigurationError` if the parameter that gets the context was plainly meant for something else."""
+    name, hint = first.name, hints.get(first.name)
+    if _untyped(first, hints) and name not in CONTEXT_NAMES and not name.startswith("_"):
+        raise ConfigurationError(f"{shown}: parameter {name!r} {_annotate(name)}")
+    if kind != "handler":
+        return
     # Not every `self` is a method's: Celery's tasks call their context so.
     if name == "self" and "." in getattr(plain, "__qualname__", "").rpartition("<locals>.")[2]:
         raise ConfigurationError(f"{shown}, is a method: decorate its class, which then needs run(self, …)")

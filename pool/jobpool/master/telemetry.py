@@ -36,7 +36,18 @@ from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Feed, Writer
 from jobpool.telemetry.logs import JOB_LOG
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
-from jobpool.telemetry.metrics.pages import MEND, Page, Probe, View, expose, live, ready, require_client, text_page
+from jobpool.telemetry.metrics.pages import (
+    BROKER_SILENT,
+    MEND,
+    Page,
+    Probe,
+    View,
+    expose,
+    live,
+    ready,
+    require_client,
+    text_page,
+)
 from jobpool.telemetry.metrics.rollup import Counts, RollupThread
 
 if TYPE_CHECKING:
@@ -287,7 +298,7 @@ def _depths(pool: Pool) -> str:
 def _problem(pool: Pool) -> str:
     if pool.outages:
         refusal = next((error for kind, error in pool.outages.values() if kind is not BackendUnavailable), None)
-        return refusal or "the broker does not answer"
+        return refusal or BROKER_SILENT
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
     if problem := pool.schedulers.problem or reload_under_way(pool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import InvalidJob
@@ -55,6 +55,13 @@ class JobBuilder:
         self._fields: dict[str, Any] = {}
         self._delay: float | None = None
         self._cron = _NO_CRON
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f"; use .{name.replace('enqueue', 'dispatch')}()" if name in ("enqueue", "aenqueue") else ""
+            near = None if hint else name  # of which Python makes its own "Did you mean"
+            raise AttributeError(f"a job builder has no attribute {name!r}{hint}", name=near, obj=self)
 
     @property
     def payload(self) -> Any:

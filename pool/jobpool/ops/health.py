@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
-from jobpool.telemetry.metrics.pages import BOOT_LOOP, LOOP_LIMIT, MISSED, seconds_since
+from jobpool.telemetry.metrics.pages import BOOT_LOOP, BROKER_SILENT, LOOP_LIMIT, MISSED, seconds_since
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
     return [
         Check("loop", silent <= LOOP_LIMIT, f"{master} {told}"),
         _children(header),
-        _regular("broker", header.backend, "answered well", "asked", broker, header.broker_interval),
+        _broker(header, broker),
         _regular("reaper", "the reaper", "ran", "due", reaper, header.reap_interval),
         Check("boot", booted, "children boot" if booted else f"{failed} children in a row could not boot{why}"),
     ]
@@ -68,8 +68,15 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
 def _children(header: HeaderView) -> Check:
     ok = header.ready >= 1
     draining = ", draining" if ok and header.draining else ""
-    worry = f"{'; ' if ok else ': '}{header.problem}" if header.problem else ""  # it may be there though jobs run
+    told = header.problem and header.problem != BROKER_SILENT  # it may be there though jobs run
+    worry = f"{'; ' if ok else ': '}{header.problem}" if told else ""
     return Check("children", ok, f"{header.ready} of {header.workers} children ready{draining}{worry}")
+
+
+def _broker(header: HeaderView, silent: float) -> Check:
+    check = _regular("broker", header.backend, "answered well", "asked", silent, header.broker_interval)
+    now = "; it does not answer now" if header.problem == BROKER_SILENT else ""
+    return replace(check, text=check.text + now)
 
 
 def _regular(name: str, who: str, did: str, due: str, silent: float, interval: float) -> Check:

@@ -22,7 +22,6 @@ from jobpool.message.units import parse_duration
 Strategy = Literal["none", "fixed", "exponential"]
 V = TypeVar("V")
 
-MAX_DELAY_S = 300.0  # of a policy that says nothing else
 REMEMBERED_MESSAGES = 10_000  # messages of which a pool remembers since when, or how often in a row, they were met
 
 
@@ -84,7 +83,7 @@ class RetryPolicy:
     strategy: Strategy = "exponential"
     base: float = 1.0
     multiplier: float = 2.0
-    max_delay: float = MAX_DELAY_S
+    max_delay: float = 300.0
     jitter: float | Literal["full"] = 0.15
     max_attempts: int = 0
     resolution: float = 0.001
@@ -210,8 +209,8 @@ _TAKES = {"none": ("attempts",), "fixed": ("base", "attempts"), "exponential": t
 def parse_retry(value: object) -> RetryPolicy:
     """Return the policy that a text such as `"exponential base=5s max=5m attempts=25"` describes.
 
-    A word that is not given is that of the preset of this name; `fixed` waits for 5 s. But with `base=` the waits grow
-    up to 5 minutes, unless `max=` is given. Raises `ValueError` if it cannot be read; the text says how to write it.
+    A word left out is that of `RetryPolicy()`. But `fixed` waits for 5 s, and a lone `exponential` is the preset.
+    Raises `ValueError` if it cannot be read; the text says how to write it.
     """
     text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
     strategy, *unknown = text.lower().split() or [""]
@@ -225,10 +224,11 @@ def parse_retry(value: object) -> RetryPolicy:
     if useless:
         takes = ", ".join(f"{word}=" for word in _TAKES[strategy])
         raise ValueError(f"{strategy!r} takes {takes} and not {useless[0]}=: use 'exponential', or leave it out")
-    preset = PRESETS.get(strategy) or RetryPolicy("fixed", base=FIXED_BASE_S)
-    if "base" in given and strategy == "exponential":
-        preset = replace(preset, max_delay=MAX_DELAY_S)
-    return replace(preset, **{_WORDS[word][0]: given[word] for word in given})
+    if not given and strategy in PRESETS:
+        return PRESETS[strategy]
+    if strategy == "fixed":
+        given.setdefault("base", FIXED_BASE_S)
+    return RetryPolicy(**{"strategy": strategy} | {_WORDS[word][0]: given[word] for word in given})
 
 
 def _not_known(given: str, takes: tuple[str, ...]) -> str:

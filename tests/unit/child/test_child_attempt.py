@@ -303,7 +303,7 @@ def test_streams_and_alarm_are_given_back() -> None:
 
 def test_an_attempt_inside_an_attempt_leaves_the_outer_alarm_alone() -> None:
     def outer(ctx: JobContext) -> None:
-        assert attempt(lambda inner: time.sleep(30), timeout=0.02).kind is ResultKind.TIMEOUT
+        assert attempt(lambda _: time.sleep(30), timeout=0.02).kind is ResultKind.TIMEOUT
         time.sleep(30)
 
     made = attempt(outer, timeout=0.1)

@@ -183,8 +183,8 @@ def test_a_payload_that_does_not_fit_names_handler_and_field() -> None:
         (with_keywords, {"customer": "7"}, "field 'customer' must be a whole number, not '7'"),
         (with_keywords, {"customer": True}, "field 'customer' must be a whole number, not True"),
         (with_keywords, {"customer": 7, "dry": 1}, "field 'dry' must be true or false, not 1"),
-        (lambda path: path, {"path": "a"}, "field 'path' would be lost"),
-        (lambda path, *_: path, {"path": "a", "b": 1}, "annotate it (path: str, or path: jobpool.JobContext"),
+        (lambda job: job, {"job": "a"}, "field 'job' would be lost, as parameter 'job' has no type"),
+        (lambda job, *_: job, {"job": "a", "b": 1}, "annotate it (job: str, or job: jobpool.JobContext"),
         (with_any, {"path": "a"}, "field 'path' would be lost"),
         (with_keywords, [7], "it must be an object with the handler's parameters, not list"),
         (with_order, {}, "field 'customer' is missing"),
@@ -309,13 +309,26 @@ def of_own(ctx: Own) -> None: ...
 def of_any(ctx: Any, a: int) -> None: ...
 
 
+def star(*args: Any) -> None: ...
+
+
+def unused(_job: Any, a: int) -> None: ...
+
+
 def bound(self, a: int) -> None: ...  # type: ignore[no-untyped-def]
+
+
+def of_celery(path, width):  # type: ignore[no-untyped-def]
+    return path
+
+
+def of_any_data(path: Any) -> None: ...
 
 
 def two_contexts(ctx: JobContext, again: JobContext) -> None: ...
 
 
-@pytest.mark.parametrize("function", [of_protocol, of_own, of_any, bound])
+@pytest.mark.parametrize("function", [of_protocol, of_own, of_any, star, unused, bound])
 def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable[..., Any]) -> None:
     check_shape(function, "report")
 
@@ -330,6 +343,8 @@ def test_a_function_that_no_job_could_call_is_refused() -> None:
         (positional, "parameter 'a' cannot be filled by name: drop the '/'"),
         (positional_data, "parameter 'a' cannot be filled by name: drop the '/'"),
         (of_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to"),
+        (of_celery, "'path' has no type, and so is the job's context: annotate it (path: str, or path: jobpool."),
+        (of_any_data, "parameter 'path' has no type, and so is the job's context"),
         (Plain.method, "is a method: decorate its class"),
     ]:
         with row(function), pytest.raises(ConfigurationError) as raised:

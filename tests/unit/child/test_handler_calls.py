@@ -66,12 +66,12 @@ def add(a: int, b: int = 2) -> str:
     return str(a + b)
 
 
-def untyped(x, y):  # type: ignore[no-untyped-def]
+def untyped(job, y):  # type: ignore[no-untyped-def]
     return y
 
 
-def mail(path):  # type: ignore[no-untyped-def]
-    return repr(path.payload)
+def mail(context):  # type: ignore[no-untyped-def]
+    return repr(context.payload)
 
 
 def raw(ctx: JobContext) -> str:
@@ -146,12 +146,12 @@ UNFIT = [
     (call("post", Order(7)), "'parcel' must be Parcel, not Order"),
     (call("post", weight=3), "it does not fit Parcel: field 'Weight': Field required"),
     (call("add", 1, 2, 3), "it takes 2 by position, not 3"),
-    (call("untyped", 1, 2), "it takes 1 by position, not 2; its first parameter 'x' is the job's context"),
+    (call("untyped", 1, 2), "it takes 1 by position, not 2; its first parameter 'job' is the job's context"),
     (
-        call("mail", path="a"),
-        "field 'path' would be lost, for a parameter without a type is the job's context: annotate",
+        call("mail", context="a"),
+        "field 'context' would be lost, as parameter 'context' has no type, and so is the job's context: annotate",
     ),
-    (call("mail", "a"), "it takes 0 by position, not 1; its first parameter 'path' is the job's context"),
+    (call("mail", "a"), "it takes 0 by position, not 1; its first parameter 'context' is the job's context"),
     (call("raw", 1), "it takes 0 by position, not 1"),
     (call("open_ended", x=1), "field 'a' is missing"),
 ]

@@ -163,7 +163,7 @@ def test_the_list_says_why_a_job_that_did_not_fail_is_delayed(jobpool: Jobpool, 
     lease = broker.fetch("reports")
     assert lease is not None
     assert broker.release(lease, 600)
-    assert "  snoozed or held back, due in 9m59s\n" in jobpool("list").output
+    assert "  snoozed, or waits for a lock, a limit or a handler; due in 9m59s\n" in jobpool("list").output
 
 
 def test_nothing_found_is_said_on_stderr(jobpool: Jobpool, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from face_boards import NOW, WELL, a_pool, publish
 from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.health import examine, look
+from jobpool.telemetry.metrics.pages import BROKER_SILENT
 
 
 def header(**changes: Any) -> HeaderView:
@@ -49,6 +50,12 @@ def test_a_worry_is_said_though_children_are_ready(tmp_path: Path) -> None:
     checks = examine(header(problem="the new schedules are refused"), a_pool(tmp_path), NOW)
     assert all(check.ok for check in checks)
     assert "children ready; the new schedules are refused" in checks[1].text
+
+
+def test_an_outage_is_told_beside_the_last_answer(tmp_path: Path) -> None:
+    checks = examine(header(problem=BROKER_SILENT), a_pool(tmp_path), NOW)
+    assert checks[1].text == "2 of 2 children ready"
+    assert checks[2].text.endswith("ago; it does not answer now")
 
 
 def test_a_young_pool_is_not_ill_for_what_has_not_come_yet_and_an_old_one_is(tmp_path: Path) -> None:

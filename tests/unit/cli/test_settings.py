@@ -397,12 +397,13 @@ def test_a_default_is_what_its_words_mean() -> None:
             assert setting.read(setting.default) == getattr(Settings(), key), key
 
 
-def test_words_of_retry_fill_what_the_strategy_leaves_open() -> None:
+def test_words_that_retry_leaves_out_keep_their_default() -> None:
     for retry, expected in [
         ("exponential", RetryPolicy("exponential", 0.2, 2.0, 5.0, 0.2, 25)),
-        ("Exponential base=1 max=1m", RetryPolicy("exponential", 1.0, 2.0, 60.0, 0.2, 25)),
-        ("exponential base=5s", RetryPolicy("exponential", 5.0, 2.0, 300.0, 0.2, 25)),
-        ("exponential attempts=0 multiplier=3", RetryPolicy("exponential", 0.2, 3.0, 5.0, 0.2, 0)),
+        ("exponential base=1s", RetryPolicy()),
+        ("Exponential base=1 max=1m", RetryPolicy("exponential", 1.0, 2.0, 60.0, 0.15, 0)),
+        ("exponential attempts=25", RetryPolicy("exponential", 1.0, 2.0, 300.0, 0.15, 25)),
+        ("exponential attempts=0 multiplier=3", RetryPolicy("exponential", 1.0, 3.0, 300.0, 0.15, 0)),
         ("fixed attempts=3", RetryPolicy("fixed", 5.0, max_attempts=3)),
         ("fixed base=300ms", RetryPolicy("fixed", 0.3)),
         ("none", RetryPolicy("none")),

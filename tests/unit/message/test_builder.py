@@ -225,5 +225,12 @@ def test_the_id_of_a_job_is_not_taken_for_the_name_of_a_handler() -> None:
         JobBuilder(JobBuilder("report"))  # type: ignore[arg-type]
 
 
+def test_a_builder_that_is_enqueued_names_its_own_word() -> None:
+    for word, instead in [("enqueue", "dispatch"), ("aenqueue", "adispatch")]:
+        with pytest.raises(AttributeError, match=rf"has no attribute '{word}'; use \.{instead}\(\)"):
+            getattr(JobBuilder("report"), word)
+    assert not hasattr(JobBuilder("report"), "send")
+
+
 def test_a_builder_shows_that_it_is_not_sent() -> None:
     assert repr(JobBuilder("report")) == "<JobBuilder of 'report': dispatch() enqueues it>"

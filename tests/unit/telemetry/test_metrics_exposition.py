@@ -64,5 +64,5 @@ def test_the_buckets_are_those_of_long_jobs() -> None:
 
 @pytest.mark.usefixtures("no_client")
 def test_without_prometheus_client_the_mend_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"pip install 'jobpool\[metrics\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'prometheus-client>=0.21'"):
         expose(snapshot())

@@ -163,7 +163,7 @@ def test_without_prometheus_client_the_page_and_the_log_name_the_mend(
 ) -> None:
     page = metrics_page(LoopCalls(inbox), observer, "")
     assert page.status == 501
-    assert b"pip install 'jobpool[metrics]'" in page.body
+    assert b"pip install 'prometheus-client>=0.21'" in page.body
     with caplog.at_level("INFO", "jobpool.metrics"):
         watched = watchers(inbox, board, metrics=ANY_PORT)
     assert watched is not None

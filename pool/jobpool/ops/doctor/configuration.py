@@ -154,9 +154,7 @@ def judge_retries(retry: RetryPolicy) -> Finding:
         why = "no job is ever tried again, whatever it asks for"
         mend = "write attempts=2 or more, or attempts=0: no limit of the pool"
         return Finding("retry", Level.PROBLEM, f"retry is {strategy!r}, with attempts=1", why, mend)
-    if strategy != "none" and attempts == 0 and retry != RetryPolicy():
-        why = "a job that asks for no retries of its own has one attempt, and is dead after it"
-        found = f"retry is {strategy!r}, without a limit of attempts"
-        return Finding("retry", Level.WARNING, found, why, "write attempts=25, say, into retry")
-    limit = f"attempts at most: {attempts}" if attempts else "as many attempts as a job or its handler asks for"
+    limit = "as many attempts as a job or its handler asks for, or one"
+    if attempts:
+        limit = f"attempts at most: {attempts}, also of a job that asks for none"
     return Finding("retry", Level.OK, f"retry is {strategy!r}, {limit}")

@@ -23,8 +23,9 @@ from jobpool.telemetry.metrics.memory import Histogram, Sample, Snapshot
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-MEND = "metrics need prometheus-client: pip install 'jobpool[metrics]'"
+MEND = "metrics need prometheus-client: pip install 'prometheus-client>=0.21'"
 LOOP_LIMIT = 5.0  # seconds: the master's loop turns at least once a second, even when there is nothing to do
+BROKER_SILENT = "the broker does not answer"  # the header's `problem` while this is so
 MISSED = 3  # how many intervals the broker's answer may be late
 BOOT_LOOP = 5  # children in a row that did not come up: not an accident any more
 
