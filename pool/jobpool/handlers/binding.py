@@ -74,8 +74,8 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
     needs_context = kind != "handler" or JobContext in [hints.get(part.name) for part in parameters]
     if needs_context and not takes_context:
         raise ConfigurationError(f"{shown}, must take the job's context as its first parameter")
-    if takes_context:
-        _check_context(plain, parameters[0], hints, shown, kind)
+    if kind == "handler" and takes_context:
+        _check_context(plain, parameters, hints, shown)
     for parameter in parameters[takes_context:]:
         if hints.get(parameter.name) is JobContext:
             raise ConfigurationError(f"{shown}, takes the job's context twice: no payload fills {parameter.name!r}")
@@ -241,13 +241,13 @@ def _annotate(name: str) -> str:
     )
 
 
-def _check_context(plain: Any, first: Parameter, hints: dict[str, Any], shown: str, kind: str) -> None:
+def _check_context(plain: Any, parameters: list[Parameter], hints: dict[str, Any], shown: str) -> None:
     """Raise `ConfigurationError` if the parameter that gets the context was plainly meant for something else."""
+    first, *others = parameters
     name, hint = first.name, hints.get(first.name)
-    if _untyped(first, hints) and name not in CONTEXT_NAMES and not name.startswith("_"):
+    takes_fields = any(part.kind in FILLED_BY_NAME for part in others)  # else a call with arguments is refused
+    if takes_fields and _untyped(first, hints) and name not in CONTEXT_NAMES and not name.startswith("_"):
         raise ConfigurationError(f"{shown}: parameter {name!r} {_annotate(name)}")
-    if kind != "handler":
-        return
     # Not every `self` is a method's: Celery's tasks call their context so.
     if name == "self" and "." in getattr(plain, "__qualname__", "").rpartition("<locals>.")[2]:
         raise ConfigurationError(f"{shown}, is a method: decorate its class, which then needs run(self, …)")

@@ -322,13 +322,16 @@ def of_celery(path, width):  # type: ignore[no-untyped-def]
     return path
 
 
-def of_any_data(path: Any) -> None: ...
+def of_any_data(path: Any, width: int) -> None: ...
+
+
+def of_context_alone(c): ...  # type: ignore[no-untyped-def]
 
 
 def two_contexts(ctx: JobContext, again: JobContext) -> None: ...
 
 
-@pytest.mark.parametrize("function", [of_protocol, of_own, of_any, star, unused, bound])
+@pytest.mark.parametrize("function", [of_protocol, of_own, of_any, star, unused, bound, of_context_alone])
 def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable[..., Any]) -> None:
     check_shape(function, "report")
 
