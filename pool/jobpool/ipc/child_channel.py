@@ -123,8 +123,12 @@ class ChildChannel:
                 why = f"the answer is too large, ask for fewer jobs at once: {error}"
                 packets.send(self.channel, Reply([], "InvalidJob", why).encode())
         except OSError:
-            with contextlib.suppress(OSError):  # or it would wait for this answer forever
-                self.channel.shutdown(socket.SHUT_RDWR)
+            self._cut_off()  # or it would wait for this answer forever
+
+    def _cut_off(self) -> None:
+        """End the channel: what the child has sent is read still, and then it is killed as one that closed it."""
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)
 
     def take_back(self, most: int = MAX_FRAMES_AHEAD) -> frozenset[int]:
         """Return the nonces of the next frames that the child would read; it never will. Fewer than `most`: of all."""
@@ -136,10 +140,12 @@ class ChildChannel:
                 break
             if received is None:
                 break
-            frame = decode(received[0])
-            if isinstance(frame, Run):
-                nonces.add(frame.nonce)
-                self.handed.remove(frame.nonce)
+            try:
+                if isinstance(frame := decode(received[0]), Run):
+                    self.handed.remove(frame.nonce)
+                    nonces.add(frame.nonce)
+            except ValueError:  # user code has this socket too: it can cut packets short, and peek to answer for them
+                self._cut_off()
         return frozenset(nonces)
 
     def receive(self) -> Frame | None:
