@@ -84,6 +84,15 @@ def test_a_secret_in_a_text_is_masked() -> None:
         ("header", "Authorization: Basic dXNlcjpwYXNz", f"Authorization: {MASK}"),
         ("to its end", "authorization: Digest u='x', r='y'\nHost: h", f"authorization: {MASK}\nHost: h"),
         ("assignment", "password=hunter2, user=me", f"password={MASK}, user=me"),
+        ("more words behind", "SECRET_KEY = 'hunter2' x", f"SECRET_KEY = {MASK} x"),
+        ("a place behind", "DB_PASSWORD_PROD=hunter2", f"DB_PASSWORD_PROD={MASK}"),
+        ("a number behind", "password2: hunter2, api-keys-3=x", f"password2: {MASK}, api-keys-3={MASK}"),
+        ("humps", "tokenValue=hunter2; apiKeyProd => 'a b'", f"tokenValue={MASK}; apiKeyProd => {MASK}"),
+        ("dots", "app.secret.key=hunter2", f"app.secret.key={MASK}"),
+        ("a repr of settings", "{'SECRET_KEY': 'hunter2'}", f"{{'SECRET_KEY': {MASK}}}"),
+        ("humps in quotes", "{'passwordProd': 'hunter2'}", f"{{'passwordProd': {MASK}}}"),
+        ("a cookie's name", "COOKIE_VALUE=hunter2; x=1", f"COOKIE_VALUE={MASK}; x=1"),
+        ("an option with a sign", "x --db-password-prod=hunter2", f"x --db-password-prod={MASK}"),
         ("two words", "api key: 123", f"api key: {MASK}"),
         ("in quotes", "connect(password='a, b', port=1)", f"connect(password={MASK}, port=1)"),
         ("a dict's repr", "{'token': b'abc', 'x': 1}", f"{{'token': {MASK}, 'x': 1}}"),
@@ -114,6 +123,8 @@ def test_what_only_looks_like_a_secret_is_left_alone() -> None:
         ("a bearer", "the bearer of news"),
         ("a token that is not an assignment", "invalid token"),
         ("another word", "tokenizer=fast"),
+        ("another word with more behind", "TOKENIZER_KIND=fast secretary_name: me"),
+        ("an error's name", "app.tokens.TokenExpired: it ended\nInvalidTokenError: not signed"),
         ("no password in a URL", "https://host/path:8080@x"),
         ("an option without a value", "a --token --verbose b"),
         ("another option", "x --tokenizer fast --user me"),
@@ -224,7 +235,7 @@ HOSTILE = (
     *("eyJ", "eyJaaaaaaaa.", "eyJaaaaaaaa.a ", "sk_", "bearer ", "password=", 'password="', 'password=\\"'),
     *("token     ", "://a:", "[", '"', "\\", " ", "AKIA", "-----BEGIN PRIVATE KEY-----"),
     *("-----BEGIN PRIVATE KEY----- -----END-", "sk-", "glpat-", "SG.", "cookie:", "a", "xoxb-", "authorization:"),
-    *("api_", "-", "--a", "--a ", "--a b ", "--password ", " -a [", ' -a "'),
+    *("token_", "tokenA", "token.", "TOKENa", "secret-0", "token_ =", "api_", "-", "--a", "--a ", "--a b ", "--password ", " -a [", ' -a "'),
 )
 
 
