@@ -78,7 +78,7 @@ _HEADER = _QUOTED + r"|[^\r\n]++"
 
 _SIGN = r"s?\\*+[\"']?\s{0,4}(?:=>|[:=])\s{0,4}"
 _NEXT_WORD = r"(?-i:[0-9_.-]|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]))"
-# The key may have more words. With dots or humps it needs quotes or `=`: `app.TokenExpired: …` is an error of that name.
+# The key may have more words. With dots or humps it needs quotes or `=`: `app.TokenExpired: …` is an error's name.
 _SIGN_AFTER_MORE = (
     rf"(?:{_SIGN}|s?[0-9_-][\w-]{{0,200}}+{_SIGN}"
     rf"|s?{_NEXT_WORD}[\w.-]{{0,200}}+(?:\\*+[\"']\s{{0,4}}[:=]|\s{{0,4}}=)>?\s{{0,4}})"

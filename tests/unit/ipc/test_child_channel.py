@@ -187,13 +187,15 @@ ANSWER = Result(7, ResultKind.SUCCEEDED, 1.0, 1.0)
         [Result(8, ResultKind.SUCCEEDED, 1.0, 1.0)],
         [Ready(), Ready()],
         [Ready(), BootFailed("too late")],
+        [Result(7, ResultKind.FAILED, 1.0, 1.0, error="x" * 200_000)],
+        [Result(7, ResultKind.SUCCEEDED, 1.0, 1.0, kept="x" * 200_000)],
     ],
-    ids=["twice", "for another", "ready twice", "boots and fails"],
+    ids=["twice", "for another", "ready twice", "boots and fails", "a text above its cap", "a value above it"],
 )
 def test_what_comes_out_of_turn_is_rubbish(line: ChildChannel, frames: list[Frame]) -> None:
     line.hand([(7, RUN)])
     for frame in frames:
-        packets.send(line._far, frame.encode())
+        packets.send_announced(line._far, frame.encode())
     for _ in frames[1:]:
         assert line.receive() is not None
     with pytest.raises(BrokenChannelError):

@@ -235,7 +235,22 @@ HOSTILE = (
     *("eyJ", "eyJaaaaaaaa.", "eyJaaaaaaaa.a ", "sk_", "bearer ", "password=", 'password="', 'password=\\"'),
     *("token     ", "://a:", "[", '"', "\\", " ", "AKIA", "-----BEGIN PRIVATE KEY-----"),
     *("-----BEGIN PRIVATE KEY----- -----END-", "sk-", "glpat-", "SG.", "cookie:", "a", "xoxb-", "authorization:"),
-    *("token_", "tokenA", "token.", "TOKENa", "secret-0", "token_ =", "api_", "-", "--a", "--a ", "--a b ", "--password ", " -a [", ' -a "'),
+    *(
+        "token_",
+        "tokenA",
+        "token.",
+        "TOKENa",
+        "secret-0",
+        "token_ =",
+        "api_",
+        "-",
+        "--a",
+        "--a ",
+        "--a b ",
+        "--password ",
+        " -a [",
+        ' -a "',
+    ),
 )
 
 
