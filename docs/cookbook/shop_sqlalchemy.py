@@ -1,7 +1,7 @@
 """A shop with SQLAlchemy 2, whose orders and jobs are committed together.
 
     SHOP_DATABASE=postgresql+psycopg://user:password@host/database python shop_sqlalchemy.py 1200 350
-    SHOP_DATABASE=… jobpool --backend postgresql://… --queue orders --app shop_sqlalchemy.py
+    SHOP_DATABASE=… JOBPOOL_BACKEND=postgresql://… jobpool --queue orders --app shop_sqlalchemy.py
 
 `enqueue` needs the queue in the database of the orders: Postgres by psycopg 3, or one file of SQLite. With any other
 broker use `enqueue_after_commit`. There a process that dies between the commit and the enqueueing loses the job. So

@@ -143,8 +143,8 @@ def test_a_large_result_comes_back_whole(backend: QueueBackend) -> None:
 
 
 @needs_results
-def test_four_lacks_are_four_errors(backend: QueueBackend) -> None:
-    unkept, large, failed = (a_lease(backend) for _ in range(3))
+def test_each_lack_has_its_error(backend: QueueBackend) -> None:
+    unkept, large, failed, forged = (a_lease(backend) for _ in range(4))
     assert backend.ack(unkept)
     assert settle(backend, large, of(large, capped(b'"123456789"', 8)))
     assert settle(backend, failed, Abandon("failed", "Traceback …\nValueError: boom"))
@@ -152,6 +152,9 @@ def test_four_lacks_are_four_errors(backend: QueueBackend) -> None:
         backend.result(JobHandle(unkept.id, backend))
     with pytest.raises(ResultTooLarge, match="11 bytes"):
         backend.result(large.id)
+    assert settle(backend, forged, of(forged, "rubbish"))
+    with pytest.raises(ResultNotKept, match="is not JSON: its handler has forged it"):
+        backend.result(forged.id)
     with pytest.raises(JobFailed, match=r"\(failed\): ValueError: boom") as raised:
         backend.result(failed.id)
     assert raised.value.status.attempts == 1

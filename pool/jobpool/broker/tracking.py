@@ -195,11 +195,17 @@ def give_up_at(timeout: float | None) -> float:
 
 
 def _value(ident: str, record: bytes) -> Any:
-    read = Record.read(record)
-    if size := read.size_too_large:
+    try:
+        read = Record.read(record)
+        size = read.size_too_large
+        value = None if size else orjson.loads(read.text)
+    except ValueError:
+        why = "its handler has forged it, or somebody has changed it in the broker"
+        raise ResultNotKept(f"the result that was kept of job {ident} is not JSON: {why}") from None
+    if size:
         mend = "return less and say where the rest is, or raise output_cap"
         raise ResultTooLarge(f"the result of job {ident} has {size} bytes, more than are kept: {mend}")
-    return orjson.loads(read.text)
+    return value
 
 
 def _missing(ident: str, was_there: bool) -> Exception:

@@ -221,14 +221,17 @@ def _package_at(app: str, sys_path: tuple[str, ...]) -> str:
 
 
 def warn_of_secrets(pool: Settings, config: ConfigFile) -> None:
-    """Log a warning for the file of signing keys, and for a configuration file with secrets, if others can read it."""
+    """Log a warning for a weak signing key, and for a file of keys or with secrets that others can read."""
     from jobpool.broker.finding import Level
     from jobpool.broker.opening import judge_key_file
-    from jobpool.ops.doctor.configuration import judge_file
+    from jobpool.ops.doctor.configuration import judge_file, judge_strength
 
     log = logging.getLogger("jobpool.cli")
     if pool.signing_key_file is not None and (found := judge_key_file(pool.signing_key_file)):
         log.warning("others can use the signing keys", extra={"why": str(found)})
+    for found in judge_strength(pool.signing_keys()):
+        if found.level is Level.PROBLEM:
+            log.warning("a signing key is weak", extra={"why": str(found)})
     for found in judge_file(config):
         if found.level is Level.PROBLEM:
             log.warning("others can read the configuration file", extra={"why": str(found)})

@@ -30,6 +30,7 @@ from jobpool.ipc.line_budget import SAID_AT_ONCE, SAID_PER_S
 
 MAX_FRAMES_AHEAD = 128  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
 ESCAPED_FACTOR = 16  # times the output cap, for output and error as JSON: six bytes for one, and both are capped
+MARKS_CHARS = 64 * 1024  # above the output cap, in each text of a result: a child caps them, and adds marks and hints
 TRACE_BYTES = 256 * 1024  # some dumps of many threads; writes beyond fail, which a fault handler does not mind
 TRACE_TAIL_BYTES = 16 * 1024
 OUTPUT_TAIL_BYTES = 4 * 1024
@@ -62,6 +63,7 @@ class ChildChannel:
         self._work.setblocking(False)
         self.channel.setblocking(False)
         largest = MAX_ENQUEUED_BYTES + ESCAPED_FACTOR * 2 * max(output_cap, packets.INLINE_BYTES)
+        self._longest = output_cap + MARKS_CHARS
         self._reader = packets.Reader(self.channel, min(largest, packets.MAX_PACKET_BYTES))
         self._output, self._output_in = _output_pipe()
         try:
@@ -123,8 +125,12 @@ class ChildChannel:
                 why = f"the answer is too large, ask for fewer jobs at once: {error}"
                 packets.send(self.channel, Reply([], "InvalidJob", why).encode())
         except OSError:
-            with contextlib.suppress(OSError):  # or it would wait for this answer forever
-                self.channel.shutdown(socket.SHUT_RDWR)
+            self._cut_off()  # or it would wait for this answer forever
+
+    def _cut_off(self) -> None:
+        """End the channel: what the child has sent is read still, and then it is killed as one that closed it."""
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)
 
     def take_back(self, most: int = MAX_FRAMES_AHEAD) -> frozenset[int]:
         """Return the nonces of the next frames that the child would read; it never will. Fewer than `most`: of all."""
@@ -136,10 +142,12 @@ class ChildChannel:
                 break
             if received is None:
                 break
-            frame = decode(received[0])
-            if isinstance(frame, Run):
-                nonces.add(frame.nonce)
-                self.handed.remove(frame.nonce)
+            try:
+                if isinstance(frame := decode(received[0]), Run):
+                    self.handed.remove(frame.nonce)
+                    nonces.add(frame.nonce)
+            except ValueError:  # user code has this socket too: it can cut packets short, and peek to answer for them
+                self._cut_off()
         return frozenset(nonces)
 
     def receive(self) -> Frame | None:
@@ -159,9 +167,15 @@ class ChildChannel:
             self._check(type(frame))
         elif not self.handed or self.handed[0] != frame.nonce:
             raise BrokenChannelError("a child answered an attempt that it does not run")
+        elif len(packet) > self._longest and self._is_too_long(frame):
+            raise BrokenChannelError("a child answered with a text far above its cap")
         else:
             self.handed.popleft()
         return frame
+
+    def _is_too_long(self, result: Result) -> bool:
+        texts = (result.output, result.error, result.leaving, result.kept)
+        return any(len(text) > self._longest for text in texts)
 
     def _check(self, kind: type[Frame]) -> None:
         """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""

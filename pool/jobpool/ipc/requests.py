@@ -1,6 +1,6 @@
 """Requests of a person on this machine to one pool: a socket beside its scoreboard, a packet each way.
 
-Only the pool's user can reach it: the runtime directory belongs to that user alone. A request carries the descriptor
+Only the pool's user can reach it: the socket has mode 0600 from its first moment on. A request carries the descriptor
 on which it is answered, so the pool keeps nothing of one who has gone.
 """
 
@@ -62,6 +62,7 @@ class RequestSocket:
             os.unlink(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
+            os.fchmod(self._socket.fileno(), 0o600)  # before it has a name: `bind` makes the file with this mode
             with _short(path) as short:
                 self._socket.bind(short)
         except BaseException:

@@ -78,6 +78,14 @@ _JSON_ENDS = {"{": "}", "[": "]", '"': '"'}
 _VALUE = _QUOTED + r"|[^\s,;&\"'}\])]++"
 _HEADER = _QUOTED + r"|[^\r\n]++"
 
+_SIGN = r"s?\\*+[\"']?\s{0,4}(?:=>|[:=])\s{0,4}"
+_NEXT_WORD = r"(?-i:[0-9_.-]|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]))"
+# The key may have more words. With dots or humps it needs quotes or `=`: `app.TokenExpired: …` is an error's name.
+_SIGN_AFTER_MORE = (
+    rf"(?:{_SIGN}|s?[0-9_-][\w-]{{0,200}}+{_SIGN}"
+    rf"|s?{_NEXT_WORD}[\w.-]{{0,200}}+(?:\\*+[\"']\s{{0,4}}[:=]|\s{{0,4}}=)>?\s{{0,4}})"
+)
+
 _OPTION = r"--?([A-Za-z][\w.-]{0,200}+)"
 _OPTION_WORD = re.compile(_OPTION)
 # Of a command line; an option followed by another one has no value of its own.
@@ -94,8 +102,8 @@ class Masker:
         every = [key for key in (*SECRET_KEYS, *keys) if _joined(key)]
         self._secret = frozenset(map(_joined, every))
         words = max(len(_WORD.findall(key)) for key in every)
-        self._assigned = _assignments([key for key in every if _joined(key) not in _HEADERS], _VALUE)
-        self._headers = _assignments(list(_HEADERS), _HEADER)
+        self._assigned = _assignments(every, _SIGN_AFTER_MORE, _VALUE)
+        self._headers = _assignments(list(_HEADERS), _SIGN, _HEADER)
         self._short_key = lru_cache(maxsize=4096)(self._plain)
         self.is_secret = lru_cache(maxsize=4096)(lambda key: _has_run(key, self._secret, max(words, LONGEST_RUN)))
 
@@ -188,7 +196,7 @@ class Masker:
         return _RUN.sub(lambda found: _TOKENS.sub(MASK, found[0]), text)
 
 
-def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
+def _assignments(keys: list[str], sign: str, value: str) -> re.Pattern[str]:
     """Return a pattern for `key=value`, `"key": value`, `key: value`, with any separators between a key's words."""
     by_letter: dict[str, list[str]] = {}
     for key in sorted(keys, key=len, reverse=True):
@@ -200,7 +208,6 @@ def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
     spelt = "|".join(
         f"(?<=[{re.escape(first + first.upper())}])(?:{'|'.join(rest)})" for first, rest in by_letter.items()
     )
-    sign = r"s?\\*+[\"']?\s{0,4}(?:=>|[:=])\s{0,4}"
     return re.compile(rf"([{letters}](?i:(?:{spelt}){sign}))(?:{value})")
 
 

@@ -218,7 +218,9 @@ def parse_keys(value: object) -> tuple[str, ...]:
     keys = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not keys:
         raise ValueError("the list of signing keys is empty: leave the setting out to work unsigned")
-    if any(not isinstance(key, str) or not key for key in keys):
+    if any(not isinstance(key, str) for key in keys):
+        raise ValueError("a signing key must be a text in quotes, or several in a list")
+    if "" in keys:
         raise ValueError("a signing key must not be empty: leave the setting out to work unsigned")
     return keys
 

@@ -62,13 +62,15 @@ class EnvelopeSigner:
     Args:
         keys: One key or several; the first signs, all verify. Text stands for its UTF-8 bytes. None = no signing.
 
-    Raises `ConfigurationError`: a key is empty, or the list is.
+    Raises `ConfigurationError`: a key is empty, or the list is; or they are of another type.
     """
 
     __slots__ = ("_keyed",)
 
     def __init__(self, keys: Key | Sequence[Key] | None = None) -> None:
         several = [keys] if isinstance(keys, str | bytes) else keys
+        if several is not None and not isinstance(several, Sequence):  # an object's keys would be taken for its texts
+            raise ConfigurationError(f"signing keys are a text, or a list of texts, not {type(several).__name__}")
         if several is not None and not several:
             raise ConfigurationError("the list of signing keys is empty: give a key, or leave the setting out")
         self._keyed = tuple(_Keyed(key) for key in several or ())

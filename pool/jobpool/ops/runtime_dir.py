@@ -58,7 +58,8 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
     """
     directory = _choose(named)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (*reversed(directory.parents), directory):  # `parents=True` makes those as the umask says
+            place.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()
     except OSError as error:
         raise ConfigurationError(

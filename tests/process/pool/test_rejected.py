@@ -54,6 +54,12 @@ def test_a_pool_warns_of_a_configuration_file_with_a_secret_that_everybody_reads
     assert KEY not in str(warnings)
 
 
+def test_a_pool_warns_of_a_signing_key_that_can_be_guessed(rig: Rig) -> None:
+    [warning] = rig.run_pool("--until-empty", JOBPOOL_SIGNING_KEY="x").log("a signing key is weak")
+    assert "a signing key has 1 byte, fewer than 16" in warning["why"]
+    assert rig.run_pool("--until-empty", JOBPOOL_SIGNING_KEY="x" * 16).log("a signing key is weak") == []
+
+
 def key_file(folder: Path, mode: int) -> str:
     """The path of a file of keys with these rights."""
     keys = folder / "keys"

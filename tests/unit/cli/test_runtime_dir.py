@@ -134,10 +134,14 @@ def test_the_start_time_of_this_process_is_known() -> None:
 # --- which directory --------------------------------------------------------------------------------
 
 
-def test_the_named_directory_comes_first_and_is_made_private(tmp_path: Path) -> None:
-    directory = runtime_dir(tmp_path / "a" / "b")
+def test_the_named_directory_comes_first_and_is_made_private_with_its_parents(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        directory = runtime_dir(tmp_path / "a" / "b")
+    finally:
+        os.umask(umask)
     assert directory == tmp_path / "a" / "b"
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (directory, tmp_path / "a")] == [0o700, 0o700]
 
 
 def test_then_the_variable_then_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

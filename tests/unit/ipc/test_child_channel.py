@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
+import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 
@@ -65,6 +68,35 @@ def test_an_answer_for_a_job_that_was_not_taken_leaves_it_to_be_taken_back() -> 
     with pytest.raises(BrokenChannelError):
         line.receive()
     assert line.take_back() == {7}
+    os.close(reading)
+    line.close()
+
+
+def test_a_child_that_has_its_work_cut_short_is_cut_off() -> None:
+    line, reading = line_and_reader()
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))  # a filter that leaves one byte of a packet
+    with socket.socket(fileno=reading) as work:
+        line.hand([(7, RUN)])
+        work.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(code)))  # SO_ATTACH_FILTER
+        line.hand([(9, RUN)])
+        work.setsockopt(socket.SOL_SOCKET, 27, 0)  # SO_DETACH_FILTER
+        line.hand([(8, Run(8, 1, 0, 0, 0.0, b"x").encode())])
+        os.write(line.fds[1], Ready().encode())
+        assert line.take_back() == {7, 8}
+        assert isinstance(line.receive(), Ready)
+        with pytest.raises(BrokenChannelError, match="closed"):
+            line.receive()
+    line.close()
+
+
+def test_a_child_that_answers_for_what_it_has_not_taken_is_cut_off() -> None:
+    line, reading = line_and_reader()
+    line.hand([(7, RUN)])
+    os.write(line.fds[1], Result(7, ResultKind.SUCCEEDED, 1.0, 1.0).encode())  # it peeked
+    assert isinstance(line.receive(), Result)
+    assert line.take_back() == frozenset()
+    with pytest.raises(BrokenChannelError, match="closed"):
+        line.receive()
     os.close(reading)
     line.close()
 
@@ -155,13 +187,15 @@ ANSWER = Result(7, ResultKind.SUCCEEDED, 1.0, 1.0)
         [Result(8, ResultKind.SUCCEEDED, 1.0, 1.0)],
         [Ready(), Ready()],
         [Ready(), BootFailed("too late")],
+        [Result(7, ResultKind.FAILED, 1.0, 1.0, error="x" * 200_000)],
+        [Result(7, ResultKind.SUCCEEDED, 1.0, 1.0, kept="x" * 200_000)],
     ],
-    ids=["twice", "for another", "ready twice", "boots and fails"],
+    ids=["twice", "for another", "ready twice", "boots and fails", "a text above its cap", "a value above it"],
 )
 def test_what_comes_out_of_turn_is_rubbish(line: ChildChannel, frames: list[Frame]) -> None:
     line.hand([(7, RUN)])
     for frame in frames:
-        packets.send(line._far, frame.encode())
+        packets.send_announced(line._far, frame.encode())
     for _ in frames[1:]:
         assert line.receive() is not None
     with pytest.raises(BrokenChannelError):

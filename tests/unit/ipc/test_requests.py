@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,15 @@ def answered(server: RequestSocket, board: str, text: str) -> str:
     reply(answer, text)
     asker.join(30.0)
     return answers[0]
+
+
+def test_only_the_pools_user_may_write_to_the_socket(board: str) -> None:
+    umask = os.umask(0)
+    try:
+        RequestSocket(board).close()
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(os.stat(socket_path(board)).st_mode) == 0o600
 
 
 def test_a_request_is_answered(server: RequestSocket, board: str) -> None:

@@ -90,6 +90,9 @@ def test_text_stands_for_its_utf_8_bytes() -> None:
 def test_a_key_of_another_type_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="a signing key is text or bytes, not int"):
         EnvelopeSigner([7])  # type: ignore[list-item]
+    for keys in (7, {"key": "x"}, {"key"}, True):
+        with row(keys), pytest.raises(ConfigurationError, match="signing keys are a text, or a list of texts, not "):
+            EnvelopeSigner(keys)  # type: ignore[arg-type]
 
 
 def test_no_key_is_shown() -> None:

@@ -299,13 +299,15 @@ def test_the_empty_key_is_refused_as_a_setting_and_in_the_environment(
         for written, told in (
             ("", f"{variable}: a signing key must not be empty"),
             ("[]", "list of signing keys is empty"),
+            ("[1]", "a signing key must be a text in quotes"),
+            ('[["x"]]', "a signing key must be a text in quotes"),
         ):
             with row(variable, written), monkeypatch.context() as patch:
                 patch.delenv("JOBPOOL_SIGNING_KEY", raising=False)
                 patch.setenv(variable, written)
                 with pytest.raises(ConfigurationError, match=told):
                     load()
-                with pytest.raises(ConfigurationError, match="empty"):
+                with pytest.raises(ConfigurationError, match=r"empty|text"):
                     default_signer(None)
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "fallback")
     for setting in ('""', "[]", '["good", ""]'):

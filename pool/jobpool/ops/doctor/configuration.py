@@ -83,11 +83,13 @@ def judge_keys(settings: Settings) -> Iterator[Finding]:
     file = settings.signing_key_file
     exposed = None if file is None else judge_key_file(file)
     well = Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
-    yield from [*([exposed] if exposed else []), *_weak(check, keys)] or [well]
+    yield from [*([exposed] if exposed else []), *judge_strength(keys)] or [well]
 
 
-def _weak(check: str, keys: Sequence[str]) -> Iterator[Finding]:
-    shortest = min(len(key.encode()) for key in keys)
+def judge_strength(keys: Sequence[str]) -> Iterator[Finding]:
+    """Judge the keys themselves; find nothing if they are good, or there is none."""
+    check = "signing-key"
+    shortest = min((len(key.encode()) for key in keys), default=SHORTEST_KEY)
     if shortest < SHORTEST_KEY:
         found = f"a signing key has {shortest} byte{'s' if shortest != 1 else ''}, fewer than {SHORTEST_KEY}"
         why = "who has one signed message can guess it, and then enqueue anything"
