@@ -37,7 +37,9 @@ from jobpool_backends.sqlite.schema import (
 )
 from jobpool_backends.sqlite.step import Step, Sweeper
 
-_COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
+_COUNTS = f"""
+SELECT {whole("waiting, delayed, leased, dead")}, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?
+"""
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
 _FALLEN_DUE = f"""
 SELECT count(*), min(seq) FROM (

@@ -11,7 +11,7 @@ from pathlib import Path
 import postgres_rig
 import pytest
 import redis_rig
-from support.jobs import QUEUE, numbered
+from support.jobs import QUEUE, a_job, numbered
 from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
@@ -74,6 +74,16 @@ def test_of_sqlite(tmp_path: Path, leased: bool) -> None:
         path = tmp_path / f"{number}.db"
         with row(change), closing(SqliteBackend(str(path))) as backend:
             go_on(backend, partial(_ask, path, f"{change} WHERE seq = 1"), leased=leased)
+
+
+def test_a_text_that_is_not_utf8_is_an_outage_of_sqlite(tmp_path: Path) -> None:
+    with closing(SqliteBackend(str(path := tmp_path / "odd.db"))) as backend:
+        backend.enqueue_many(numbered(2))
+        _ask(path, "UPDATE messages SET id = CAST(x'ff' AS TEXT) WHERE seq = 1")
+        backend.enqueue(a_job(queue="other"))
+        with pytest.raises(BackendUnavailable, match="changed by hand"):
+            backend.fetch_many(QUEUE, limit=1)
+        assert backend.fetch("other")
 
 
 def _ask(path: Path, sql: str) -> None:
