@@ -71,8 +71,8 @@ MUTATIONS = [
     Mutation(
         "redis: a crash is not counted",
         f"{BACKENDS}/redis/lua/reap.lua",
-        "window and 1 or before + 1",
-        "window and 1 or before",
+        "window and 1 or math.min(before, 2 ^ 32) + 1",
+        "window and 1 or math.min(before, 2 ^ 32)",
         f"{LAWS}/test_reap_law.py {LAWS}/test_dead_law.py",
     ),
     Mutation(

@@ -30,9 +30,9 @@ DONE, SUCCESS = "done", "success"  # queues of the callbacks
 
 def opened(backend: QueueBackend, ident: str = BATCH, parent: str | None = None) -> str:
     """An open batch whose callbacks go to queues of their own."""
-    on_done = backend.pack(JobDefinition("finish", {"of": ident}, queue=DONE, identifier=f"{ident}:done"))
-    on_success = backend.pack(JobDefinition("celebrate", queue=SUCCESS, identifier=f"{ident}:success"))
-    backend.batches.open(NewBatch(ident, parent, on_success, on_done))
+    on_done = JobDefinition("finish", {"of": ident}, queue=DONE, identifier=f"{ident}:done")
+    on_success = JobDefinition("celebrate", queue=SUCCESS, identifier=f"{ident}:success")
+    backend.call_batch(BatchCall("open", ident, parent, ("on_done", "on_success")), [on_done, on_success])
     return ident
 
 

@@ -14,9 +14,9 @@ from support.jobs import a_job
 from support.side_by_side import Pair, SideBySide, compare
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, State, Verb
+from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import InvalidJob
-from jobpool.message.batches import BATCH_MEMORY_S
+from jobpool.message.batches import BATCH_MEMORY_S, BatchCall
 from jobpool.message.definition import JobDefinition
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 
@@ -66,8 +66,8 @@ class Comparison(SideBySide):
         ids = [f"{batch}-{self.calls}-{kind}" for kind in ("success", "done")]
 
         def opened(backend: QueueBackend) -> None:
-            success, done = (backend.pack(JobDefinition("told", queue=DONE, identifier=ident)) for ident in ids)
-            backend.batches.open(NewBatch(batch, parent, success, done))
+            both = [JobDefinition("told", queue=DONE, identifier=ident) for ident in ids]
+            backend.call_batch(BatchCall("open", batch, parent, ("on_success", "on_done")), both)
 
         self.advance(0.001)  # nested batches are listed by the time of their opening, which no two share
         self.both(opened)

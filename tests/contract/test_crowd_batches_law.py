@@ -15,7 +15,7 @@ from support.jobs import a_job
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import NewBatch
+from jobpool.message.batches import BatchCall
 from jobpool.message.definition import JobDefinition
 
 pytestmark = [
@@ -60,8 +60,8 @@ def test_batches_end_once_though_those_who_settle_their_members_are_killed(harne
 
 def open_with_members(backend: QueueBackend, batch: str, fails: bool) -> None:
     """Its callbacks have minted ids, which no broker remembers: one that is added twice is seen."""
-    done, success = (backend.pack(JobDefinition("told", f"{name} {batch}", queue=DONE)) for name in ("done", "success"))
-    backend.batches.open(NewBatch(batch, on_done=done, on_success=success))
+    both = [JobDefinition("told", f"{name} {batch}", queue=DONE) for name in ("done", "success")]
+    backend.call_batch(BatchCall("open", batch, None, ("on_done", "on_success")), both)
     kinds = [kind for kind, count in KINDS.items() for _ in range(count) if fails or kind != "fail"]
     backend.enqueue_many([a_job((batch, kind), queue=QUEUES[n % 2], batch=batch) for n, kind in enumerate(kinds)])
     backend.batches.close(batch)

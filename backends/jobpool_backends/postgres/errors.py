@@ -29,6 +29,7 @@ _STALE = HIDDEN_POOLER | {
 _CONFLICTS = ("40001", "40P01")
 
 _UNAVAILABLE = {
+    "22003": "holds a number out of range in a table of schema {schema!r}: look for a row that was changed by hand",
     "25006": "is a standby or read-only: name its primary, or all hosts with target_session_attrs=read-write",
     "25P03": "ended the session, which was idle in a transaction for too long: try again",
     "40001": "could not put this transaction in an order with others, again and again: look for long transactions",

@@ -154,6 +154,9 @@ _WORDS = {
     "{first_leases_from}": "3",
     # Numbers between the lowest and the highest of them, at most: other messages there are passed over in each look.
     "{first_leases_range}": "20000",
+    # The greatest counters that can be raised by one: a row that was changed by hand may hold any.
+    "{max_bigint}": str(2**63 - 2),
+    "{max_integer}": str(2**31 - 2),
     "{stays}": "(m.fresh AND m.priority = ANY (ARRAY(SELECT n.priority FROM noted n)))",
     # The end of a query for messages `m` in first leases that fetch `f` gave. No comparison of rows: a scan passes the
     # end of `(priority, seq) <= (...)`, and reads on over all that waits with this priority.

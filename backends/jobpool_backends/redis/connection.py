@@ -238,6 +238,7 @@ _BY_WORD = {
     "MASTERDOWN": wait("is a replica that has lost its master: bring the master back, or let a failover finish"),
     "CLUSTERDOWN": wait("says that its cluster is down: bring the missing nodes back (redis-cli --cluster check)"),
     "BUSY": wait("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL", sound=True),
+    "WRONGTYPE": wait("holds another program's value under a key of jobpool's: remove that key", sound=True),
     "TRYAGAIN": _MOVING,
     "OOM": take_no_writes(
         "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory, or remove what is"

@@ -15,9 +15,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import methodcaller
 from typing import NamedTuple
 
 from jobpool.broker.values import REMEMBER_CALLS, Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
+from jobpool.message.names import QUEUE_NAME
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.keyspace import CHANGE, EDIT, READ, STATS, WALK, Keyspace
 from jobpool_backends.redis.records import (
@@ -77,6 +79,9 @@ class Place(NamedTuple):
     member: str
 
 
+_text = methodcaller("decode", errors="replace")  # of a member, which may be changed by hand
+
+
 class Inspector:
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
@@ -102,7 +107,8 @@ class Inspector:
 
     def names(self) -> list[str]:
         """Return the names of all queues that ever had a message, sorted."""
-        return sorted(name.decode() for name in self._keys.link.call("SMEMBERS", self._keys.queues))
+        names = [name.decode(errors="replace") for name in self._keys.link.call("SMEMBERS", self._keys.queues)]
+        return sorted(name for name in names if QUEUE_NAME.fullmatch(name))  # no others: they were written by hand
 
     def count(self, where: MessageFilter, cap: int) -> int:
         if where == MessageFilter(queue=where.queue, states=where.states):
@@ -156,7 +162,7 @@ class Inspector:
         more = True
         while more:
             more, *found = self._keys.run(WALK, [queue], (letters, behind, piece))
-            for text in map(bytes.decode, found):
+            for text in map(_text, found):
                 behind = text[:_SEQUENCE_CHARS]
                 yield Place(behind, tie, queue, text[_SEQUENCE_CHARS:] + behind)
 
@@ -168,7 +174,7 @@ class Inspector:
         while some := self._keys.link.call("ZRANGE", key, first, first + MEMBERS_PER_SCRIPT - 1):
             found.update(some)
             first += MEMBERS_PER_SCRIPT
-        yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
+        yield from sorted(Place(member[3:], tie, queue, member) for member in map(_text, found))
 
     def _given(self, idents: Sequence[str]) -> list[Place]:
         return sorted(place for _, place in self.places(idents))
@@ -183,7 +189,7 @@ class Inspector:
         for (_, *piece), texts in zip(asked, answers, strict=True):
             for ident, text in zip(piece, texts, strict=True):
                 if text:
-                    member, queue = text.decode().split(" ")
+                    member, _, queue = _text(text).partition(" ")
                     found.append((ident, Place(member[3:], tie_of(queue), queue, member)))
         return found
 

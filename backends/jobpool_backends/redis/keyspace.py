@@ -181,26 +181,26 @@ ENQUEUE = _script("enqueue", "clock bell remember beside unique batches add", "l
 ENQUEUE_ONE = _script("enqueueone", "clock bell", "last")
 OUTBOX_PEEK = _script("outboxpeek", "", "outbox")
 OUTBOX_DROP = _script("outboxdrop", "", "outbox")
-FETCH = _script("fetch", "clock promote judge remember bodies", "memory")
+FETCH = _script("fetch", "clock promote judge remember bodies parts", "memory")
 SETTLE = _script(
     "settle",
-    f"clock judge remember bell beside unique places rates letgo {_BATCHES} notes erase bury tell",
+    f"clock judge remember bell beside unique places rates letgo {_BATCHES} parts notes erase bury tell",
     "memory last",
     "outbox",
 )
 ACK = _script("ack", "clock judge remember beside erase", "memory")
 RENEW = _script("renew", "clock judge")
-REAP = _script("reap", f"{_SWEEPING} {_BATCHES} notes bury")
+REAP = _script("reap", f"{_SWEEPING} {_BATCHES} parts notes bury")
 AWAIT = _script("await", "beside", more="record")
 LOOK = _script("look", "")
-STATS = _script("stats", _SWEEPING)
-WALK = _script("walk", _SWEEPING)
+STATS = _script("stats", f"{_SWEEPING} parts")
+WALK = _script("walk", f"{_SWEEPING} parts")
 READ = _script("read", _SWEEPING)
-CHANGE = _script("change", f"clock remember bell beside unique {_BATCHES} notes erase bury tail")
+CHANGE = _script("change", f"clock remember bell beside unique {_BATCHES} parts notes erase bury tail")
 EDIT = _script("edit", _SWEEPING, "memory", "queues")
 
 POST = _script("post", f"{_SWEEPING} batches add", "last")
-CLAIM = _script("claim", f"{_SWEEPING} {_BATCHES} notes bury prolong choose")
+CLAIM = _script("claim", f"{_SWEEPING} {_BATCHES} parts notes bury prolong choose")
 CLAIM_SHOW = _script("claimshow", _SWEEPING)
 CLAIM_RENEW = _script("claimrenew", f"{_SWEEPING} prolong")
 CLAIM_RELEASE = _script("claimrelease", _SWEEPING)

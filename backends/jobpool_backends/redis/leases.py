@@ -70,13 +70,15 @@ class Leases:
         for name, record, body, expires_at in zip(members, records, bodies, ends, strict=False):
             if record is None:  # a member without a message: changed by hand
                 continue
-            member, text = name.decode(), record.decode()
-            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)
-            leases.append(
-                JobLease(
+            if type(body) is not bytes:
+                body = stand_in(body)
+            try:
+                member, text = name.decode(), record.decode()
+                deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)
+                lease = JobLease(
                     ident[1:],
                     queue,
-                    body if type(body) is bytes else stand_in(body),
+                    body,
                     member if ident[0] == "m" else member + ident[0],
                     text[:HOLDER_CHARS] + member[3:],
                     expires_at,
@@ -87,7 +89,10 @@ class Leases:
                     int(enqueued) / MICRO,
                     available[0] == "+",
                 )
-            )
+            except (ValueError, LookupError, OverflowError):  # changed by hand; such counters are rejected
+                member, holder = name.decode(errors="replace"), record[:HOLDER_CHARS].decode()
+                lease = JobLease(member, queue, body, member, holder + member[3:], expires_at, scheme, attempts=-1)
+            leases.append(lease)
         return leases
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
@@ -154,7 +159,9 @@ class Leases:
             words = (most, first, visibility, *charges, self._caps.most, self._caps.age)
             looked, ended, *told = self._keys.run(REAP, [queue], words)
             found = [
-                Reaped(ident.decode(), queue, int(crashes), cause.decode("utf-8", "replace"), dead == b"1")
+                Reaped(
+                    ident.decode(errors="replace"), queue, int(crashes), cause.decode(errors="replace"), dead == b"1"
+                )
                 for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True)
             ]
             reaped += found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ TAG_BYTES = 32  # before the record of a leased message: holder, ttl and two spa
 TIES_PER_SEQUENCE = 1000
 PRIORITIES = tuple(f"{priority:03d}" for priority in range(256))
 
+_TAG = re.compile(rb"[0-9a-f]{16} \d{14} ")  # before the record of a leased message
 _STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"c": State.LEASED, b"x": State.DEAD}
 _MAX_DUE_US = 9_000_000_000_000_000  # in the year 2255: a sorted set's score cannot tell later microseconds apart
 
@@ -44,28 +46,39 @@ class Row(NamedTuple):
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
     """Return a row from what `read.lua` says of one message; None when it is gone.
 
-    Raises `ConfigurationError` where its keys do not fit together: Redis has evicted some of them.
+    One that was changed by hand has counters that cannot be true, as in `parts.lua`. Raises `ConfigurationError` where
+    its keys do not fit together: Redis has evicted some of them.
     """
     letter, moment, stored, packed, body = answer
     if stored is None:
         return None
+    try:
+        return _read_row(queue, member, letter, moment, stored, packed, body)
+    except (ValueError, LookupError, TypeError, OverflowError):
+        record = bytes(TAG_BYTES if letter == b"l" else 0) + f"0 -1 0 - 0 m{member} ?".encode()
+        return _read_row(queue, member, letter, None, record, packed, body)._replace(stored=stored)
+
+
+def _read_row(
+    queue: str, member: str, letter: bytes, moment: Any, stored: bytes, packed: bytes | None, body: bytes | None
+) -> Row:
     record = stored[TAG_BYTES:] if letter == b"l" else stored
-    if letter != b"l" and record[HOLDER_CHARS : HOLDER_CHARS + 1] == b" " and not record[:HOLDER_CHARS].count(b" "):
+    if letter != b"l" and _TAG.match(record):
         raise ConfigurationError(
             f"Redis has lost keys of queue {queue!r}, as it does when it evicts them: a message is leased, and the"
             " list of leases is gone. Set maxmemory-policy noeviction, and enqueue again what is missing"
         )
-    deliveries, attempts, crashes, available, enqueued, ident, rest = record.decode().split(" ", 6)
+    deliveries, attempts, crashes, available, enqueued, ident, rest = record.decode(errors="replace").split(" ", 6)
     handler, claims, ends_at, claim = read_tail(rest)
     state = _STATES[letter]
     died_at = int(moment) if state is State.DEAD and moment is not None else None
-    notes: dict[str, str] = orjson.loads(packed) if packed else {}
+    notes = _read_notes(packed) if packed else {}
     message = Message(
         id=ident[1:],
         queue=queue,
         state=state,
         handler=handler,
-        priority=int(member[:3]),
+        priority=int(member[:3]) if member[:3].isdecimal() else 0,
         attempts=int(attempts),
         crashes=int(crashes),
         deliveries=int(deliveries),
@@ -83,6 +96,13 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
         cursor=cursor_of(queue, member),
     )
     return Row(member, stored, int(enqueued) if died_at is None else died_at, notes, message)
+
+
+def _read_notes(packed: bytes) -> dict[str, str]:
+    try:
+        return {name: text for name, text in orjson.loads(packed).items() if isinstance(text, str)}
+    except (ValueError, AttributeError):
+        return {}
 
 
 def _seconds(moment: int | bytes | None) -> float | None:

@@ -47,6 +47,7 @@ _LOCKED = (
     " (fuser {path}), or raise the option timeout"
 )
 _FORBIDDEN = "database {path} may not be used by this user: allow reading and writing"
+_ODD_TEXT = wait("database {path} holds a text that is not UTF-8: look for a row that was changed by hand")
 _MEANINGS = {
     sqlite3.SQLITE_BUSY: wait(_LOCKED),
     sqlite3.SQLITE_LOCKED: wait(_LOCKED),
@@ -243,7 +244,8 @@ class Database(IdleConnections[sqlite3.Connection]):
         """Raise what SQLite's error means. One that is not in the table is a fault in jobpool, and stays as it is."""
         code = _primary_code(error)
         is_missing = code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column"))
-        meaning = _MISSING if is_missing else _MEANINGS.get(code)
+        is_odd = str(error).startswith("Could not decode")
+        meaning = _MISSING if is_missing else _ODD_TEXT if is_odd else _MEANINGS.get(code)
         if meaning is None:
             raise error
         raise meaning.kind(f"{meaning.text.format(path=self.path, timeout=self._timeout)} ({error})") from None

@@ -16,7 +16,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.schema import DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.schema import DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING, whole
 from jobpool_backends.sqlite.step import Step, Sweeper
 
 PROMOTE_LIMIT = 5000
@@ -43,7 +43,7 @@ BODY = f"""
 """
 """A message's body, for `stand_in`. The length of a blob is known without reading it; text was never ours."""
 
-_COLUMNS = f"seq, priority, id, {BODY}, attempts, crashes, deliveries, enqueued_at, begun, deadline"
+_COLUMNS = f"seq, priority, id, {BODY}, {whole('attempts, crashes, deliveries, enqueued_at')}, begun, deadline"
 _TAKE = f"""
 UPDATE messages
 SET state = 2, holder = ?, boot = ?, deadline = ?, deadline_wall = ?, ttl = ?, deliveries = deliveries + 1

@@ -33,10 +33,13 @@ from jobpool_backends.sqlite.schema import (
     STATS_CAP,
     WAITING,
     living,
+    whole,
 )
 from jobpool_backends.sqlite.step import Step, Sweeper
 
-_COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
+_COUNTS = f"""
+SELECT {whole("waiting, delayed, leased, dead")}, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?
+"""
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
 _FALLEN_DUE = f"""
 SELECT count(*), min(seq) FROM (
@@ -45,7 +48,7 @@ SELECT count(*), min(seq) FROM (
 )
 """
 _FIRST_WAITING = "SELECT min(seq) FROM messages INDEXED BY messages_listed WHERE queue = ? AND state = 0"
-_ENQUEUED_AT = "SELECT enqueued_at FROM messages WHERE seq = ?"
+_ENQUEUED_AT = f"SELECT {whole('enqueued_at')} FROM messages WHERE seq = ?"
 _QUEUES = "SELECT name FROM queues ORDER BY name"
 _ENDING = "SELECT 1 FROM messages INDEXED BY messages_ending WHERE queue = name AND ends_at"
 # A queue that holds only posts is busy when one of them lives: look for one that ends later, or count those that ended.
@@ -63,10 +66,11 @@ SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_ending WHERE qu
 
 LIVING = living(":now")
 """Left out where only jobs or dead letters can be met, so that these are counted without a look at each."""
-_COLUMNS = """
-seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at,
-(SELECT body FROM bodies WHERE bodies.seq = messages.seq), reason, last_error, coalesce(nullif(forfeited, ''), cause),
-died_at, deadline_wall, claim, claims, ends_at, state
+_BODY = "coalesce((SELECT CAST(body AS BLOB) FROM bodies WHERE bodies.seq = messages.seq), x'')"
+_COLUMNS = f"""
+seq, id, queue, handler, priority, {whole("attempts, crashes, deliveries, enqueued_at, available_at")},
+{_BODY}, reason, last_error, coalesce(nullif(forfeited, ''), cause),
+{whole("died_at, deadline_wall")}, claim, {whole("claims, ends_at")}, state
 """
 _INSPECT = f"SELECT {_COLUMNS} FROM messages WHERE id = :id AND {LIVING}"
 _STORED = {
@@ -247,8 +251,7 @@ _ASKED = {
     "older_than": "coalesce(died_at, enqueued_at) <= :now - :older_than",
     "newer_than": "coalesce(died_at, enqueued_at) >= :now - :newer_than",
     "ids": "id IN (SELECT value FROM json_each(:ids))",
-    "text": "jobpool_contains(:text, (SELECT body FROM bodies WHERE bodies.seq = messages.seq), last_error, cause,"
-    " forfeited)",
+    "text": f"jobpool_contains(:text, {_BODY}, last_error, cause, forfeited)",
 }
 """Conditions of a filter's fields."""
 

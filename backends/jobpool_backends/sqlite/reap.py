@@ -15,7 +15,7 @@ from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
 from jobpool_backends.sqlite.batches import FAILED, end_members
 from jobpool_backends.sqlite.claim_rows import ANY_ENDED, clear
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING, whole
 from jobpool_backends.sqlite.step import Step, is_over
 
 UNKNOWN_CAUSE = "lease expired"
@@ -41,7 +41,7 @@ UNION ALL
 LIMIT {REAP_LIMIT} + 1
 """
 _STILL = f"""
-SELECT seq, id, crashes, last_crash, forfeited FROM messages
+SELECT seq, id, {whole("crashes, last_crash")}, forfeited FROM messages
 WHERE seq IN (SELECT value FROM json_each(:candidates)) AND state = 2 AND boot IS NOT NULL AND CASE
     WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
     ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
@@ -53,6 +53,7 @@ UPDATE messages SET state = ?, available_at = ?, crashes = ?, last_crash = ?, ca
 _DIE = "state = 3, died_at = ?, reason = 'crash-limit', crashes = ?, last_crash = ?, cause = ?"
 _BURY = f"UPDATE messages SET {_DIE}, {NO_LEASE} WHERE seq = ?"
 _LEAVE = f"DELETE FROM holds WHERE seq IN {EACH}"
+_MAX_CRASHES = 2**32  # no pool runs a message with more, which another program has written
 _NEVER_US = 2**61  # longer ago than any lease was taken
 
 
@@ -84,7 +85,7 @@ class Reaper:
         seq, ident, crashes, last_crash, forfeited = row
         now, cause = step.now.wall, forfeited or UNKNOWN_CAUSE
         is_long_ago = last_crash is not None and now - last_crash > micros(policy.window)
-        crashes = 1 if is_long_ago else crashes + 1
+        crashes = 1 if is_long_ago else min(max(0, crashes), _MAX_CRASHES) + 1
         dead = policy.is_over(crashes)
         if dead:
             end_members(step, [seq], FAILED)

@@ -24,6 +24,7 @@ table, and looks at more rows than have come since the last. Version 6 brings ba
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 from jobpool.errors import ConfigurationError
@@ -42,6 +43,11 @@ STATS_CAP = 10_000  # delayed messages counted one by one that fell due while no
 def living(now: str) -> str:
     """Return SQL that holds for messages without an end, or not yet at it."""
     return f"(ends_at IS NULL OR ends_at > {now})"
+
+
+def whole(columns: str) -> str:
+    """Return SQL for these columns, with -1 where another program has put neither a whole number nor NULL."""
+    return re.sub(r"\w+", r"CASE WHEN typeof(\g<0>) IN ('integer', 'null') THEN \g<0> ELSE -1 END", columns)
 
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (

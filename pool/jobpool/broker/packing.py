@@ -26,14 +26,14 @@ EDITS_IN_A_STEP = 250
 EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: other calls must not wait long for a step
 
 
-def pack(to: QueueBackend, definition: JobDefinition, ident: str) -> NewMessage:
-    """Return the wire form of `definition` under this id. See `QueueBackend.pack`."""
+def pack(to: QueueBackend, definition: JobDefinition, ident: str, callback_of: str | None = None) -> NewMessage:
+    """Return the wire form of `definition` under this id. `callback_of`: see `encode`. See `QueueBackend.pack`."""
     definition.require(to.capabilities.key_store, to.scheme)
     if definition.batch is not None and not to.capabilities.atomic_across_queues:
         raise Unsupported(NO_BATCHES.format(to.scheme))
     queue = definition.queue or DEFAULT_QUEUE
     now = 0.0 if definition.expires_in is None else to.time.now()
-    body = encode(definition, identifier=ident, queue=queue, signer=to.signer, now=now)
+    body = encode(definition, identifier=ident, queue=queue, signer=to.signer, now=now, callback_of=callback_of)
     if len(body) > MAX_BODY_BYTES:
         raise too_large(definition.handler, len(body))
     due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
@@ -58,7 +58,10 @@ def pack_once(to: QueueBackend, definition: JobDefinition, key: str) -> NewMessa
 
 def pack_batch(to: QueueBackend, call: BatchCall, jobs: Sequence[JobDefinition]) -> NewBatch:
     """Return the batch that a call opens, with its callbacks on their way in."""
-    callbacks = {name: to.pack(job) for name, job in zip(call.callbacks, jobs, strict=True)}
+    callbacks = {
+        name: pack(to, job, job.identifier or secrets.token_hex(8), call.id)
+        for name, job in zip(call.callbacks, jobs, strict=True)
+    }
     for name, new in callbacks.items():
         if len(new.body) > MAX_CALLBACK_BYTES:
             raise InvalidJob(f"the body of {name} has {len(new.body)} bytes; at most {MAX_CALLBACK_BYTES}")

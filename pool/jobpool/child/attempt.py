@@ -33,10 +33,9 @@ from jobpool.ipc.alarm import Alarm, borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext, go_on
-from jobpool.message.definition import JobDefinition, result_ttl_of
+from jobpool.message.definition import JobDefinition, check_enqueue_to, result_ttl_of
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.masking import Masker
-from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import ExecutionResult, ResultKind
 
 if TYPE_CHECKING:
@@ -303,7 +302,7 @@ class _Notes:
         self._check_process()
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
-        check_enqueue_to(definition.queue, self._enqueue_to)
+        check_enqueue_to(definition, self._enqueue_to)
         size = self._bytes + len(orjson.dumps(definition.to_dict())) + 1
         if size > MAX_ENQUEUED_BYTES:
             raise InvalidJob(

@@ -25,9 +25,8 @@ from jobpool.master.slots import Delivery, SlotState
 from jobpool.master.spawning import answer_requests, keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import JobDefinition, check_enqueue_to
 from jobpool.message.lease import JobLease
-from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, NotRun, Succeeded
 from jobpool.message.settlement import Abandon, Leave, Settlement
 from jobpool.policy.decide import Rules, decide
@@ -169,8 +168,9 @@ def _talk(pool: Pool, actions: list[act.Action]) -> None:
     for child, ask in pool.asks:
         try:
             for definition in ask.definitions:
-                if isinstance(definition, dict):  # anything else is refused later
-                    check_enqueue_to(definition.get("queue"), pool.settings.enqueue_to)
+                check_enqueue_to(definition, pool.settings.enqueue_to)
+            if ask.batch is not None and ask.batch.verb == "cancel" and pool.settings.enqueue_to:
+                raise ConfigurationError("handlers of a pool that sets enqueue_to may not cancel a batch")
             actions.append(act.Produce(child, ask))
         except ConfigurationError as error:
             pool.replies.append((child, Reply([], type(error).__name__, str(error))))

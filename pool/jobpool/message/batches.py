@@ -14,6 +14,7 @@ NO_BATCHES = (
     "{}:// cannot count the jobs of a batch in the step that ends them: choose memory, sqlite, postgres, or redis"
     " without a cluster"
 )
+_END_TYPES = {"id": str, "total": int, "succeeded": int, "failed": int, "cancelled": int, "failed_ids": list}
 NOT_OPEN = "batch {} is not open: it was closed, has ended, or never was. Add jobs before that, or in one of its jobs"
 
 
@@ -54,8 +55,7 @@ class BatchStatus:
 
     def end(self) -> dict[str, Any]:
         """Return what a callback finds in its payload as `batch`."""
-        names = ("id", "total", "succeeded", "failed", "cancelled", "failed_ids")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _END_TYPES}
 
 
 class BatchCall(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +65,16 @@ class BatchCall(Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     parent: str | None = None  # of one that is opened, as the next
     callbacks: tuple[str, ...] = ()  # names of the jobs that come with the call
+
+
+def is_end(value: Any) -> bool:
+    """Return whether a JSON value is what `BatchStatus.end` returns."""
+    return (
+        type(value) is dict
+        and {name: type(each) for name, each in value.items()} == _END_TYPES
+        and all(each >= 0 for each in value.values() if type(each) is int)
+        and all(type(ident) is str for ident in value["failed_ids"])
+    )
 
 
 def with_end(body: bytes, end: dict[str, Any]) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from jobpool.errors import LONGEST_WAIT_S, InvalidJob, Unsupported
+from jobpool.errors import LONGEST_WAIT_S, ConfigurationError, InvalidJob, Unsupported
 from jobpool.message.guards import keyless
-from jobpool.message.names import check_identifier, check_name, check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_identifier, check_name, check_queue
 from jobpool.message.payload import check_payload
 
 LONGEST = LONGEST_WAIT_S
@@ -272,6 +272,29 @@ class JobDefinition:
 
     def with_previous(self, previous: list[Any] | None) -> JobDefinition:
         return replace(self, previous=previous)
+
+
+def check_enqueue_to(job: JobDefinition | Mapping[str, Any], allowed: Collection[str]) -> None:
+    """Raise `ConfigurationError` if a pool's `enqueue_to` keeps its handlers from the queue of a job, or of its chain.
+
+    `job`: a definition, or JSON that is meant to be its `to_dict`: what is none is left to `from_dict`. An empty
+    `allowed` allows every queue.
+    """
+    jobs: list[Any] = [job] if allowed else []
+    while jobs:
+        one = jobs.pop()
+        if isinstance(one, JobDefinition):
+            one = {"queue": one.queue, "then": one.then}
+        if not isinstance(one, dict):
+            continue
+        queue, then = one.get("queue") or DEFAULT_QUEUE, one.get("then")
+        if queue not in allowed:
+            raise ConfigurationError(
+                f"the handlers of this pool may not enqueue to queue {queue!r:.80}: its setting enqueue_to allows"
+                f" {', '.join(map(repr, allowed))}"
+            )
+        if isinstance(then, list | tuple):
+            jobs += then
 
 
 def check_seconds(value: float, what: str) -> float:

@@ -2,7 +2,8 @@
 
 The signature is over a canonical form of the values (fixed order of the fields, nested keys sorted). So the order and
 spacing of the body do not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule`,
-`ended` (which a broker adds to the callback of a batch) and unknown fields are not signed.
+`_sig` itself and unknown fields are not signed. Nor is `ended`, which a broker adds to the callback of a batch. A body
+that has it must say in its signed part that it is a callback of that batch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
+from jobpool.message.batches import is_end
 from jobpool.message.definition import LONGEST, MAX_RESULT_TTL_S, JobDefinition, is_reserved, rfc3339
 from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
@@ -124,11 +126,19 @@ class JobEnvelope(Struct, frozen=True):
         return wire
 
 
-def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: EnvelopeSigner, now: float) -> bytes:
+def encode(
+    definition: JobDefinition,
+    *,
+    identifier: str,
+    queue: str,
+    signer: EnvelopeSigner,
+    now: float,
+    callback_of: str | None = None,
+) -> bytes:
     """Return the body of a message, signed. The definition's own `identifier` and `queue` are not looked at.
 
-    `now`: Unix time, from which `expires_in` counts. Raises `InvalidJob`: the payload was changed after the check, to
-    something that JSON cannot carry.
+    `now`: Unix time, from which `expires_in` counts. `callback_of`: the batch whose end will be added to the body.
+    Raises `InvalidJob`: the payload was changed after the check, to something that JSON cannot carry.
     """
     meta = dict(definition.meta)
     if definition.timeout is not None:
@@ -147,6 +157,8 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
         meta["_then"] = [job.to_dict() for job in definition.then]
     if definition.previous is not None:
         meta["_previous"] = definition.previous
+    if callback_of is not None:
+        meta["_callback"] = callback_of
     schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
     wire = _wire_object(definition, definition.handler, queue, identifier, schedule, meta)
     try:
@@ -279,13 +291,21 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
         raise MalformedEnvelope(complaint(wire))
     if type(sig) is not str:
         sig = ""
-    end = wire.get("ended")
-    if type(end) is not dict:
-        end = None
     meta = meta or {}
+    end = wire.get("ended")
+    if end is not None and not (is_end(end) and _is_callback(end["id"], meta, identifier)):
+        raise MalformedEnvelope("the body's field 'ended' is not the end of a batch whose callback this job is")
     return JobEnvelope(
         job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end
     )
+
+
+def _is_callback(batch: str, meta: dict[str, Any], identifier: str) -> bool:
+    """Return whether the signed part says that the job is a callback of this batch.
+
+    By its identifier if it was packed by a version that did not mark callbacks.
+    """
+    return meta.get("_callback") == batch or identifier in (f"{batch}:on_success", f"{batch}:on_done")
 
 
 class Rule(NamedTuple):
@@ -338,11 +358,12 @@ _META_RULES: dict[str, Callable[[Any], bool]] = {
     "_batch": is_name,
     "_then": lambda value: type(value) is list and all(type(item) is dict for item in value),
     "_previous": lambda value: type(value) is list and len(value) <= 1,
+    "_callback": is_name,
 }
 _META_WANTED = (
     "an object whose v is a number from 1, _timeout and _expires seconds, _singleInstance true or false,"
     " _concurrencyKey a name, _resultTtl seconds of 30 days at most, _batch a name, _then a list of objects,"
-    " _previous a list of one value"
+    " _previous a list of one value, _callback a name"
 )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.errors import InvalidJob
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # safe in a file name, a broker's key and a shell word
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")  # of a producer; minted ones are 16 hex digits
@@ -22,19 +22,6 @@ def check_queue(queue: object) -> str:
             " starting with a letter or digit"
         )
     return queue
-
-
-def check_enqueue_to(queue: str | None, allowed: Collection[str]) -> None:
-    """Raise `ConfigurationError` if a pool's `enqueue_to` keeps its handlers from `queue` (None = the default queue).
-
-    An empty `allowed` allows every queue.
-    """
-    queue = queue or DEFAULT_QUEUE
-    if allowed and queue not in allowed:
-        raise ConfigurationError(
-            f"the handlers of this pool may not enqueue to queue {_shown(queue)}: its setting enqueue_to allows"
-            f" {', '.join(map(repr, allowed))}"
-        )
 
 
 def check_identifier(identifier: str) -> str:

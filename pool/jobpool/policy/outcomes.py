@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection
 from jobpool.errors import JobpoolError
 from jobpool.message import outcome as outcomes
 from jobpool.message.death import BROKEN, Death, Exit
-from jobpool.message.definition import JobDefinition
-from jobpool.message.names import check_enqueue_to
+from jobpool.message.definition import JobDefinition, check_enqueue_to
 from jobpool.message.outcome import EndReason, Failed, Outcome, Rejected, ResultKind, Status, Succeeded, TimedOut
 from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
@@ -70,7 +69,7 @@ def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_
         return outcome
     try:
         for definition in outcome.follow_ups:
-            check_enqueue_to(definition.queue, enqueue_to)
+            check_enqueue_to(definition, enqueue_to)
             check(definition)
     except JobpoolError as error:
         return Failed(f"a follow-up job is refused: {error}", permanent=True)

@@ -15,6 +15,7 @@ from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
+from jobpool.broker.packing import pack
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
@@ -34,7 +35,8 @@ def backend(rig: Rig) -> PostgresBackend:
 
 
 def opened(backend: PostgresBackend, ident: str = BATCH, parent: str | None = None, **callback: Any) -> None:
-    done = backend.pack(JobDefinition("finish", **{"queue": DONE, "identifier": f"{ident}:done", **callback}))
+    job = JobDefinition("finish", **{"queue": DONE, "identifier": f"{ident}:done", **callback})
+    done = pack(backend, job, str(job.identifier), callback_of=ident)
     backend.batches.open(NewBatch(ident, parent, on_done=done))
 
 

@@ -9,6 +9,7 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
+from jobpool.broker.packing import pack
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import BATCH_MEMORY_S
@@ -65,7 +66,8 @@ def test_a_callback_is_told_in_json_what_its_batch_has_become(rig: Rig) -> None:
     """Ids with slashes, and a name in letters of another alphabet, are the same on the other side."""
     backend = rig.open()
     name = 'Größe "7"/\u4e2d'
-    done = backend.pack(JobDefinition("finish", {"of": "it"}, queue="done", idempotency_key="k", unique=True))
+    job = JobDefinition("finish", {"of": "it"}, queue="done", idempotency_key="k", unique=True)
+    done = pack(backend, job, "told", callback_of=name)
     backend.batches.open(NewBatch(name, on_done=done, on_success=done))
     backend.enqueue(a_job(batch=name, identifier="shop/17"))
     backend.batches.close(name)

@@ -374,12 +374,14 @@ class TestResults:
 
     def test_a_follow_up_to_a_queue_that_is_not_allowed_fails_the_attempt_whatever_the_child_let_pass(self) -> None:
         stage = Stage(workers=1, enqueue_to=("reports",)).boot()
-        for queue in ("reports", "billing"):
-            stage.answer(stage.run(), follow_ups=[{"handler": "report", "payload": {}, "queue": queue}])
-        allowed, refused = stage.verdicts()
+        first = {"handler": "report", "payload": {}, "queue": "reports"}
+        for other in ({}, {"queue": "billing"}, {"then": [{**first, "then": [{**first, "queue": "billing"}]}]}):
+            stage.answer(stage.run(), follow_ups=[{**first, **other}])
+        allowed, *refused = stage.verdicts()
         assert isinstance(allowed, Ack)
-        assert isinstance(refused, Abandon)
-        assert "may not enqueue to queue 'billing'" in (refused.error or "")
+        for verdict in refused:
+            assert isinstance(verdict, Abandon)
+            assert "may not enqueue to queue 'billing'" in (verdict.error or "")
 
     @pytest.mark.parametrize("pack", [False, True], ids=["enqueue", "sign"])
     def test_a_child_is_refused_what_it_asks_to_enqueue_to_a_queue_that_is_not_allowed(self, pack: bool) -> None:
@@ -393,9 +395,21 @@ class TestResults:
         assert "'default'" in answer.reply.error
         callback = Ask(jobs[1:], batch=BatchCall("open", "b", callbacks=("on_done",)))
         assert of(stage.tell(ev.ChildAsked(slot.child, callback)), act.Answer)[0].reply.kind == "ConfigurationError"
-        rubbish: list[Any] = [None, {"handler": "x", "queue": ["reports"]}]
-        assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish[:1], pack))), act.Produce)
-        assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish[1:], pack))), act.Answer)
+        rubbish: list[Any] = [None, {**jobs[0], "then": 5}, {**jobs[0], "then": [None]}]
+        assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish, pack))), act.Produce)
+        for odd in (
+            {"queue": ["reports"]},
+            {**jobs[0], "then": jobs},
+            {**jobs[0], "then": [{**jobs[0], "then": jobs}]},
+        ):
+            assert of(stage.tell(ev.ChildAsked(slot.child, Ask([odd], pack))), act.Answer)
+
+    def test_a_child_may_not_cancel_a_batch_where_its_queues_are_bounded(self) -> None:
+        cancel = Ask([], batch=BatchCall("cancel", "another's"))
+        for enqueue_to, answer in (((), act.Produce), (("reports",), act.Answer)):
+            stage = Stage(workers=1, enqueue_to=enqueue_to).boot()
+            [slot] = stage.idle
+            assert of(stage.tell(ev.ChildAsked(slot.child, cancel)), answer)
 
     def test_a_child_that_leaves_is_replaced_and_its_unread_frames_come_back(self) -> None:
         stage = Stage(workers=1).boot()

@@ -17,6 +17,7 @@ from support.tiers import examples
 
 from jobpool.broker.opening import default_signer
 from jobpool.errors import BadSignature, ConfigurationError, InvalidJob, MalformedEnvelope
+from jobpool.message.batches import BatchStatus, with_end
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, decode, decode_again, encode, sign_again, verify
 from jobpool.message.lease import JobLease
@@ -164,6 +165,30 @@ def test_what_is_not_signed_changes_nothing_that_counts() -> None:
         verify(envelope, SIGNER, QUEUE)
         assert signed_part(envelope) == ORIGINAL, wire
         assert envelope.attempts == 4, "the backend's counter, whatever the body says"
+
+
+def test_the_end_of_a_batch_is_taken_in_its_callbacks_alone() -> None:
+    end = BatchStatus("june", False, 3, 2, 1, 0, ("a",), 0.0).end()
+    by_mark = encode(FULL, identifier="own", queue=QUEUE, signer=SIGNER, now=0.0, callback_of="june")
+    by_id = encode(FULL, identifier="june:on_done", queue=QUEUE, signer=SIGNER, now=0.0)
+    for body in (by_mark, by_id):
+        envelope = accepted(with_end(body, end))
+        assert envelope is not None
+        assert envelope.ended == json.loads(dumped(end))
+        for other in (
+            end | {"id": "july"},
+            end | {"account": "another's"},
+            end | {"succeeded": "2"},
+            end | {"succeeded": True},
+            end | {"succeeded": -2},
+            end | {"failed_ids": [1]},
+            {"id": "june"},
+            {"batch": end},
+        ):
+            assert accepted(with_end(body, other)) is None, other
+    for value in (end, {"account": "another's"}, {}, [], 1, "june"):
+        assert accepted(dumped(WIRE | {"ended": value})) is None, value
+    assert accepted(dumped(WIRE | {"ended": None})) is not None
 
 
 # --- the text of the JSON ---------------------------------------------------------------------------------------------

@@ -80,7 +80,8 @@ BEGIN
         UPDATE {schema}.messages m
         SET state = CASE WHEN {stays} THEN 0 ELSE 2 END, fresh = {stays}, holder = new_holder,
             first_until = CASE WHEN {stays} THEN now + length END,
-            deadline = CASE WHEN NOT {stays} THEN now + length END, ttl = length, deliveries = m.deliveries + 1
+            deadline = CASE WHEN NOT {stays} THEN now + length END, ttl = length,
+            deliveries = least(m.deliveries, {max_bigint}) + 1
         WHERE m.ctid = ANY (places) AND (NOT alone OR m.xmax = 0 OR m.xmax = mine)
             AND m.state + 0 = 0 AND m.holder IS NULL AND m.queue || '' = name  -- + 0, || '': by no index
         RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,

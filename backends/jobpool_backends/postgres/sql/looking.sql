@@ -32,7 +32,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT counts.waiting, fallen.due, counts.delayed, counts.leased, counts.dead, now - (
-        SELECT m.enqueued_at FROM {schema}.messages m
+        SELECT greatest(m.enqueued_at, 0) FROM {schema}.messages m
         WHERE m.queue = name AND m.seq = least(fallen.oldest, counts.oldest) AND m.state = ANY (states[1:2]))
     FROM (
         SELECT count(*) AS due, min(x.seq) AS oldest FROM (

@@ -65,7 +65,9 @@ BEGIN
                 random() * 1e6 * least(cap, back_off * 2::double precision ^ least(c.crashes - 2, 60)))::bigint
             END AS delay
         FROM {schema}.messages m,
-        LATERAL (SELECT CASE WHEN now - m.last_crash > crash_window THEN 1 ELSE m.crashes + 1 END AS crashes OFFSET 0) c
+        LATERAL (
+            SELECT CASE WHEN m.last_crash < now - crash_window THEN 1
+                ELSE least(m.crashes, {max_integer}) + 1 END AS crashes OFFSET 0) c
         WHERE m.ctid = ANY (expired)
     ), changed AS (
         UPDATE {schema}.messages m

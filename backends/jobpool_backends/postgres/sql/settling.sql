@@ -153,7 +153,7 @@ BEGIN
             END IF;
         WHEN 'n' THEN
             UPDATE {schema}.messages SET state = (delay > 0)::integer, available_at = now + delay,
-                attempts = attempts + 1, last_error = coalesce(error, last_error),
+                attempts = least(attempts, {max_integer}) + 1, last_error = coalesce(error, last_error),
                 cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
         WHEN 'r', 's' THEN
@@ -165,8 +165,8 @@ BEGIN
             END IF;
         WHEN 'b', 'x' THEN
             UPDATE {schema}.messages SET state = 3, died_at = now, reason = why, batch = NULL,
-                attempts = attempts + (verb = 'x')::integer, last_error = coalesce(error, last_error),
-                cause = coalesce(new_cause, cause), {no_lease}
+                attempts = least(attempts, {max_integer}) + (verb = 'x')::integer,
+                last_error = coalesce(error, last_error), cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
         WHEN 'f' THEN
             UPDATE {schema}.messages SET {kept_lease}, deadline = now, forfeited = why WHERE ctid = lease.place;

@@ -44,7 +44,8 @@ elseif #wanted > 0 then
         many('HDEL', q.notes, wanted)
     end
     for i, member in ipairs(wanted) do
-        local deliveries, counters, rest = match(texts[i], '^(%d+) (%d+ %d+) %S+ (.*)$')
+        local deliveries, attempts, crashes, _, _, rest = parts_of(texts[i], 1, member)
+        local counters = attempts .. ' ' .. crashes
         if afresh then
             counters, rest = '0 0', with_tail(rest, 0, '-', '-')
         end

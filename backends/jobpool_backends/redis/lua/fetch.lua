@@ -44,8 +44,10 @@ local function take_records(members, bodies)
         elseif sub(text, 1, 2) == '0 ' then -- most of them, and much quicker
             records[i] = first .. sub(text, 2)
         else
-            local deliveries, rest = match(text, '^(%d+)(.*)$')
-            records[i] = tag .. digits(deliveries + 1) .. rest
+            local deliveries, attempts, crashes, mark, available, rest = parts_of(text, 1, members[i])
+            deliveries = digits(math.min(deliveries, 2 ^ 32) + 1)
+            records[i] = format(
+                '%s%s %s %s %s%s %s', tag, deliveries, attempts, crashes, mark, available, rest)
         end
     end
     return records

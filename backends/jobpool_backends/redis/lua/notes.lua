@@ -11,7 +11,7 @@ local function annotate(q, edits)
     end
     for i, text in ipairs(ask('HMGET', q.notes, members)) do
         if text then
-            found[members[i]] = cjson.decode(text)
+            found[members[i]] = read_notes(text)
         end
     end
     for _, edit in ipairs(edits) do

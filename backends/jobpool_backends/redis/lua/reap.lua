@@ -30,7 +30,7 @@ end
 
 -- It has ended, or was taken that long ago, or there is no message (edited by hand).
 local function is_over(deadline, text)
-    return not text or deadline <= now or (visibility >= 0 and deadline - sub(text, 18, 31) <= now - visibility)
+    return not text or deadline <= now or (visibility >= 0 and deadline - (tonumber(sub(text, 18, 31)) or 0) <= now - visibility)
 end
 
 local work = {members = {}, changes = {}, ready = {}, delayed = {}, later = {}, dead = {}, edits = {}, told = {}}
@@ -53,9 +53,9 @@ local function place(member, crashes, available, edit)
 end
 
 local function take_back(member, text, note)
-    local past = note and cjson.decode(note) or {}
-    local deliveries, attempts, before, mark, available, rest = match(text, '^(%d+) (%d+) (%d+) (%+?)(%S+) (.*)$', 33)
-    local crashes = past.crashed and now - past.crashed > window and 1 or before + 1
+    local past = read_notes(note)
+    local deliveries, attempts, before, mark, available, rest = parts_of(text, 33, member)
+    local crashes = now - (tonumber(past.crashed) or now) > window and 1 or math.min(before, 2 ^ 32) + 1
     local cause = past.forfeited ~= '' and past.forfeited or 'lease expired'
     local edit, died = {member, 'forfeited', false, 'cause', cause, 'crashed', digits(now)}, #work.dead
     available = place(member, crashes, available, edit)

@@ -41,7 +41,7 @@ end
 
 -- Back to its place, or to the delayed ones. `mark`: '+' when a run of it was begun, else ''.
 local function put_back(work, member, text, failures, delay, mark)
-    local deliveries, attempts, crashes, old, rest = match(text, '^(%d+) (%d+) (%d+) (%+?)%S+ (.*)$', 33)
+    local deliveries, attempts, crashes, old, _, rest = parts_of(text, 33, member)
     local available = digits(now + delay)
     mark = old == '+' and old or mark
     leave(work, member, format('%s %d %s %s%s %s', deliveries, attempts + failures, crashes, mark, available, rest))
@@ -100,8 +100,9 @@ end
 verbs.R, verbs.s = verbs.r, verbs.r
 
 function verbs.b(work, member, text, at, id, verb)
-    local deliveries, attempts, rest = match(text, '^(%d+) (%d+) (.*)$', 33)
-    leave(work, member, format('%s %d %s', deliveries, attempts + (verb == 'x' and 1 or 0), rest))
+    local deliveries, attempts, crashes, mark, available, rest = parts_of(text, 33, member)
+    attempts = attempts + (verb == 'x' and 1 or 0)
+    leave(work, member, format('%s %d %s %s%s %s', deliveries, attempts, crashes, mark, available, rest))
     if ARGV[at] == 'cancelled' then
         push(work.cancelled, member)
     end
@@ -132,7 +133,7 @@ end
 -- Take the notes of messages that move along with them, and their batches.
 local function carry(q, work)
     for i, text in ipairs(ask('HMGET', q.notes, work.moved)) do
-        carried[work.moved_ids[i]] = text and cjson.decode(text) or nil
+        carried[work.moved_ids[i]] = text and read_notes(text) or nil
     end
     for i, text in ipairs(take_batched(q, work.moved) or {}) do
         carried_batched[work.moved_ids[i]] = text or nil

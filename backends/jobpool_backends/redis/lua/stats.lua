@@ -19,10 +19,10 @@ local function consider(member)
     end
 end
 
-local first = waiting > 0 and call('ZRANGE', q.ready, 0, 0)[1]
-while first do -- the first of each priority
+local first = waiting > 0 and call('ZRANGE', q.ready, '[0', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+while priority_of(first) do -- the first of each priority
     consider(first)
-    first = call('ZRANGE', q.ready, format('[%03d', sub(first, 1, 3) + 1), '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    first = call('ZRANGE', q.ready, format('[%03d', priority_of(first) + 1), '+', 'BYLEX', 'LIMIT', 0, 1)[1]
 end
 for _, member in ipairs(due > 0 and call('ZRANGE', q.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, DUE) or {}) do
     consider(member)

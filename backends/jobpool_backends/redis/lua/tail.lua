@@ -6,7 +6,7 @@ local function tail_of(text)
         return 0, '-', '-'
     end
     local claims, life, claim = match(text, '^(%d+) (%S+) (%S+)$', cut + 1)
-    return tonumber(claims), life, claim
+    return tonumber(claims or 0), life or '-', claim or '-'
 end
 
 local function with_tail(text, claims, life, claim)
@@ -24,5 +24,5 @@ end
 
 -- A life is over at the very moment of its end.
 local function has_ended(life)
-    return life ~= '-' and tonumber(life) <= now
+    return life ~= '-' and (tonumber(life) or now + 1) <= now
 end

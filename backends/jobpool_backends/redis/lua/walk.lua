@@ -10,9 +10,9 @@ local q, wanted, after, most = keys_of(1), ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 -- Each priority in a set has its own run of sequences.
 local function runs_of(key)
-    local runs, first = {}, call('ZRANGE', key, 0, 0)[1]
-    while first do
-        local priority = sub(first, 1, 3)
+    local runs, first = {}, call('ZRANGE', key, '[0', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    while priority_of(first) do
+        local priority = priority_of(first)
         local next_one = format('%03d', priority + 1)
         runs[#runs + 1] = {key, '(' .. priority .. after, '(' .. next_one}
         first = call('ZRANGE', key, '[' .. next_one, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
