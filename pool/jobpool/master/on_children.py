@@ -51,7 +51,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         why = f"handler {asked}, which the pool's backend cannot do: use one that can (docs/backends.md)"
         _app_failed(pool, ev.AppFailed(event.generation, f"{why}, or leave that out", ""))
         return
-    server.loaded, server.heard_at = True, pool.now
+    server.loaded, server.preloaded, server.heard_at = True, event.app.preloaded, pool.now
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
     is_first, pool.generation = pool.generation == 0, event.generation

@@ -82,6 +82,15 @@ class TestBoot:
         assert stage.pool.boot.failures == 1
         assert len(of(stage.after(0.11), act.SpawnChild)) == 1
 
+    def test_children_that_import_the_app_start_as_many_at_a_time_as_there_are_cpus(self) -> None:
+        stage = Stage(workers=16)
+        stage.pool.cpus = 2
+        stage.tell()
+        assert len(of(stage.tell(ev.AppLoaded(1, Loaded(HANDLERS, preloaded=False))), act.SpawnChild)) == 2
+        assert not of(stage.after(1.0), act.SpawnChild)
+        assert [len(of(stage.make_ready(), act.SpawnChild)) for _ in range(8)] == [2] * 7 + [0]
+        assert len(stage.idle) == 16
+
     def test_a_child_that_hangs_at_birth_is_killed(self) -> None:
         stage = Stage(workers=1).start()
         assert len(of(stage.after(60.1), act.KillChild)) == 1
