@@ -22,6 +22,7 @@ from jobpool.message.death import BROKEN, Death, innermost
 from jobpool.message.definition import JobDefinition, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
+from jobpool.message.units import format_size
 from jobpool.policy.lookahead import MAX_QUICK_S
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 from jobpool.policy.retry import remember
@@ -87,6 +88,9 @@ def _note_aftermath(pool: Pool, app: Loaded) -> None:
     if app.enqueues:
         what = "the app enqueues at its import, so each start adds its jobs again"
         pool.note("warning", what, mend=ENQUEUE_LATER)
+    if then := pool.settings.too_small_for(app.memory):
+        mend = "raise it: memory that children share counts in full"
+        pool.note("warning", f"the app alone is too large: {then}", app=format_size(app.memory), mend=mend)
     if app.cut:
         what = "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
         pool.note("warning", what, cut=list(app.cut))

@@ -541,6 +541,21 @@ def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> N
     assert "new.log" in emptied.found
 
 
+def test_an_app_that_alone_takes_more_memory_than_a_child_may(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(
+        "import jobpool\nDATA = bytearray(64 << 20)\n@jobpool.handler\ndef report(ctx): ...\n"
+    )
+    app = handlers.load(settings(apps="large"), [str(tmp_path)])
+    for flags, level in [
+        ({"memory_limit": "60M"}, Level.PROBLEM),
+        ({"memory_limit": "1G", "recycle": "memory=60M"}, Level.WARNING),
+        ({"memory_limit": "1G", "recycle": "memory=1G"}, None),
+        ({}, None),
+    ]:
+        found = list(handlers.examine(settings(apps="large", **flags), app))
+        assert [one.level for one in found if one.check == "memory"] == ([level] if level else []), flags
+
+
 def test_schedules_whose_jobs_cannot_run(settings: Any, tmp_path: Path) -> None:
     (tmp_path / "scheduled.py").write_text(
         "import jobpool\nscheduler = jobpool.Scheduler()\n"

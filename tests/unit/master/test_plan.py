@@ -91,6 +91,13 @@ class TestBoot:
         assert [len(of(stage.make_ready(), act.SpawnChild)) for _ in range(8)] == [2] * 7 + [0]
         assert len(stage.idle) == 16
 
+    def test_an_app_that_alone_takes_more_memory_than_a_child_may_is_told(self) -> None:
+        for memory, told in [(200 << 20, 1), (100 << 20, 0)]:
+            stage = Stage(memory_limit=150 << 20)
+            stage.tell()
+            stage.tell(ev.AppLoaded(1, Loaded(HANDLERS, memory=memory)))
+            assert [note.event.startswith("the app alone") for note in stage.pool.notes].count(True) == told
+
     def test_a_child_that_hangs_at_birth_is_killed(self) -> None:
         stage = Stage(workers=1).start()
         assert len(of(stage.after(60.1), act.KillChild)) == 1

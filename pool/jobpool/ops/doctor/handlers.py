@@ -20,6 +20,7 @@ from jobpool.errors import ENQUEUE_LATER
 from jobpool.ipc.frames import HandlerInfo, Loaded
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.printable import MAX_HEADLINE_CHARS
+from jobpool.message.units import format_size
 from jobpool.settings import ANY_COMMAND, Settings
 
 PATIENCE = 10.0  # seconds that the app may take to import
@@ -58,6 +59,10 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
         if app.enqueues:
             found = "the app enqueues at its import, so each start adds its jobs again"
             bad.append(_warning(found, "this look at it did too", ENQUEUE_LATER))
+        if why := settings.too_small_for(app.memory):
+            level = Level.PROBLEM if 0 < settings.memory_limit < app.memory else Level.WARNING
+            found, mend = f"the app alone takes {format_size(app.memory)}", "raise it: shared memory counts in full"
+            yield Finding("memory", level, found, why, mend)
         if settings.preload:
             bad += _missing(app.threads, app.native, app.cut)
         yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
