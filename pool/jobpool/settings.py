@@ -196,7 +196,9 @@ class Settings:
     )
     default_timeout: float = _times(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h")
     max_timeout: float = _times(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0")
-    kill_grace: float = _times(TIME, "Time from the timeout's alarm in the handler to the kill of its processes.", "1s")
+    kill_grace: float = _times(
+        TIME, "Time from the timeout's alarm in the handler to the kill; cleanup has half of it.", "1s"
+    )
     stop_grace: float = _times(TIME, "Time that a stop gives running jobs to end.", "25s")
     boot_timeout: float = _times(TIME, "Time for the import of the app, and for the start of a child.", "60s", above=0)
 
