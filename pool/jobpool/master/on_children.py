@@ -35,8 +35,8 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
-_OF_CRASHES = "Fatal Python error: ", "Current thread 0x", "Thread 0x", '  File "'
-"""How lines begin of the stack that Python's fault handler prints when an import crashes."""
+_STACKS = "Fatal Python error: ", "Current thread 0x", "Thread 0x", "Traceback (most recent call last):"
+"""How the first lines of stacks begin that Python prints, or its fault handler when an import crashes."""
 
 _BY_ORDER = (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER, EndReason.CANCEL)
 
@@ -142,7 +142,9 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
 
 
 def _app_said(pool: Pool, event: ev.AppSaid) -> None:
-    level = logging.ERROR if event.line.startswith(_OF_CRASHES) else logging.INFO
+    begins, was_in_stack = event.line.startswith(_STACKS), pool.in_stack
+    pool.in_stack = begins or (was_in_stack and event.line.startswith(" "))
+    level = logging.ERROR if begins or was_in_stack else logging.INFO  # the line after a stack is its error
     pool.lines.append(Line(level, event.line, {"app": event.app}))
 
 

@@ -168,6 +168,8 @@ class Pool:
     lines: list[Line] = field(default_factory=list)
     """Of handlers and of the app, for the log."""
     lines_left_out: int = 0
+    in_stack: bool = False
+    """The last line that the app printed at its import belongs to a stack."""
     told: set[str] = field(default_factory=set)
     """Handlers of which the first success was logged."""
     tells_each: bool = False

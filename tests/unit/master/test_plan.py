@@ -771,6 +771,12 @@ class TestStopping:
         died = [note for note in stage.pool.notes if note.event.startswith("the process died")]
         assert "jobpool doctor" in died[0].fields["mend"]
 
+    def test_a_stack_that_an_import_prints_is_shown_whole_with_q(self) -> None:
+        stage = Stage(workers=1)
+        stack = ["Traceback (most recent call last):", '  File "jobs.py", line 1, in <module>', "ValueError: no"]
+        stage.tell(*map(ev.AppSaid, ["reading", '  File "notes.txt"', *stack, "going on"]))
+        assert [line.text for line in stage.pool.lines if line.level == logging.ERROR] == stack
+
     def test_the_pool_stops_after_so_many_jobs_and_leases_no_more_than_that(self) -> None:
         stage = Stage(workers=4, max_total=2).boot()
         assert room(stage.pool, stage.now) == 2
