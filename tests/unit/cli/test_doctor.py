@@ -512,11 +512,16 @@ def test_an_app_that_does_not_import(settings: Any, tmp_path: Path, app: str, te
     assert text in str(found[0])
 
 
-def test_an_app_that_takes_its_time_is_left_out(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "PATIENCE", 1.0)
-    found = examined(settings, tmp_path, "import time; time.sleep(600)")
-    assert levels(found) == [Level.NOTE]
-    assert "took more than 1 s to import" in str(found[0])
+def test_an_import_that_hangs_is_a_problem_that_names_the_line(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "myjobs.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "def connect():\n    time.sleep(600)\nconnect()\n"
+    )
+    found = looked_at(settings(apps="myjobs", boot_timeout="1s"), tmp_path)
+    assert levels(found) == [Level.PROBLEM]
+    where = re.search(r"not imported after 1 s \(boot_timeout\): it is at (\S+), line 4 in connect", str(found[0]))
+    assert where is not None, found
+    assert where[1].endswith('/myjobs.py"')
 
 
 def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> None:

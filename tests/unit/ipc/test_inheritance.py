@@ -103,7 +103,8 @@ def test_what_is_cut_off_is_told_by_path_or_address_and_what_is_not_missed_is_no
     port = listener.getsockname()[1]
     named = socket.socket(socket.AF_UNIX)
     named.bind(str(tmp_path / "named"))
-    things: list[Any] = [listener, named, *socket.socketpair(), socket.create_connection(("127.0.0.1", port)), select.epoll()]
+    peer = socket.create_connection(("127.0.0.1", port))
+    things: list[Any] = [listener, named, *socket.socketpair(), peer, select.epoll()]
     descriptors = [os.open(tmp_path / "db", os.O_RDWR | os.O_CREAT), *os.pipe(), os.memfd_create("shared")]
     (tmp_path / "mapped").write_bytes(b"data")
     with open(tmp_path / "mapped", "r+b") as file:
