@@ -83,8 +83,8 @@ _NOTIFIED = (
     "hands it to a child. The job pays for that step with its own process, which can be killed."
 )
 _AT_ONCE = (
-    "It kills at once. jobpool raises an exception in the handler at 1 s, and leaves it the grace (`kill_grace`, 1 s "
-    "by default) to clean up. Then it takes the stack, and kills."
+    "It kills at once. jobpool raises an exception in the handler at 1 s, and leaves it half of the grace "
+    "(`kill_grace`, 1 s by default) to clean up. After the grace it takes the stack, and kills."
 )
 _FORKED = (
     "Its workers are forked from the program that hands over the jobs, without a broker client or a lease. jobpool has "

@@ -196,7 +196,9 @@ class Settings:
     )
     default_timeout: float = _times(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h")
     max_timeout: float = _times(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0")
-    kill_grace: float = _times(TIME, "Time from the timeout's alarm in the handler to the kill of its processes.", "1s")
+    kill_grace: float = _times(
+        TIME, "Time from the timeout's alarm in the handler to the kill; cleanup has half of it.", "1s"
+    )
     stop_grace: float = _times(TIME, "Time that a stop gives running jobs to end.", "25s")
     boot_timeout: float = _times(TIME, "Time for the import of the app, and for the start of a child.", "60s", above=0)
 
@@ -250,7 +252,7 @@ class Settings:
 
     memory_limit: int = _child(
         SIZE,
-        "Memory above which a child (less what its job starts) is killed, as a failed attempt; 0 = no limit.",
+        "Memory, shared memory included, above which a child is killed, as a failed attempt; 0 = no limit.",
         "0",
     )
     output_cap: int = _child(
@@ -332,6 +334,12 @@ class Settings:
             url_max_bytes=self.url_limits.body,
             output_cap=self.output_cap,
         )
+
+    def too_small_for(self, app: int) -> str:
+        """Return what becomes of jobs whose app alone takes `app` bytes of a child; "" = nothing."""
+        if 0 < self.memory_limit < app:
+            return "jobs are killed for memory_limit"
+        return "each job's child is replaced for recycle's memory=" if 0 < self.recycle.memory < app else ""
 
     def signing_keys(self) -> tuple[str, ...]:
         """Return the keys themselves, read from `signing_key_file` where that is set. Raises `ConfigurationError`."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import decimal
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jobpool.ipc import linux
@@ -142,12 +144,17 @@ class _Interpreter:
         os.environ._data = os.environb._data = self._noted  # type: ignore[attr-defined]
         self._variables = dict(self._noted)
         self._path = list(sys.path)
+        self._finders = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
         self._filters = list(warnings.filters)
 
     def restore_rare(self) -> None:
         for before, now, put in zip(self._rare_settings, _rare_settings(), _PUT_RARE, strict=True):
             if now != before:
                 put(before)
+        for name, before in self._finders.items():
+            if getattr(sys, name) != before:
+                self._finders[name] = _with_the_lost(name, before)
+                importlib.invalidate_caches()  # what was asked for without them is noted as not there
 
     def restore(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -156,7 +163,7 @@ class _Interpreter:
         if self._noted.changed or os.environ is not self._environ:
             self._restore_environment()
         if sys.path != self._path:
-            self._restore_path()
+            self._path = _with_the_lost("path", self._path)
         if warnings.filters != self._filters:
             self._restore_filters()
 
@@ -178,18 +185,21 @@ class _Interpreter:
         self._variables = dict(self._noted)
         self._noted.changed = False
 
-    def _restore_path(self) -> None:
-        added = [entry for entry in sys.path if entry not in self._path]
-        if len(sys.path) - len(added) < len(self._path):
-            sys.path = [*added, *self._path]
-        self._path = list(sys.path)
-
     def _restore_filters(self) -> None:
         """Take out filters that make other jobs fail; the rest may be those of a library that was imported late."""
         self._filters = [found for found in warnings.filters if found in self._filters or found[0] != "error"]
         warnings.filters[:] = self._filters  # type: ignore[index]
         with warnings.catch_warnings():
             pass  # at its end Python looks at the filters anew
+
+
+def _with_the_lost(name: str, before: list[Any]) -> list[Any]:
+    """Put lost entries of this list of `sys` back, after those that were added; return a copy of what it holds then."""
+    now = getattr(sys, name)
+    added = [entry for entry in now if entry not in before]
+    if len(now) - len(added) < len(before):
+        setattr(sys, name, [*added, *before])
+    return list(getattr(sys, name))
 
 
 def _settings() -> list[Any]:
@@ -221,7 +231,15 @@ _PUT: tuple[Callable[[Any], object], ...] = (
 
 def _rare_settings() -> tuple[Any, ...]:
     """Return those in the order of `_PUT_RARE`."""
-    return gc.get_threshold(), sys.getswitchinterval(), sys.get_int_max_str_digits(), threading.stack_size()
+    return (
+        gc.get_threshold(),
+        sys.getswitchinterval(),
+        sys.get_int_max_str_digits(),
+        threading.stack_size(),
+        tuple(sys.argv),
+        sys.stdin,
+        getattr(sys, "tracebacklimit", None),
+    )
 
 
 _PUT_RARE: tuple[Callable[[Any], object], ...] = (
@@ -229,6 +247,9 @@ _PUT_RARE: tuple[Callable[[Any], object], ...] = (
     sys.setswitchinterval,
     sys.set_int_max_str_digits,
     threading.stack_size,
+    lambda words: setattr(sys, "argv", list(words)),
+    partial(setattr, sys, "stdin"),
+    partial(setattr, sys, "tracebacklimit"),
 )
 
 

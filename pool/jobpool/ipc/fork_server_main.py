@@ -165,6 +165,7 @@ def prepared(handlers: list[HandlerInfo], inheritance: Inheritance, preload: boo
         native=native,
         spoilt_logs=spoilt_logs(forked=forked)[:MAX_TOLD],
         enqueues=producer.was_used(),
+        memory=linux.own_memory(),
     )
 
 

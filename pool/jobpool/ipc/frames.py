@@ -170,6 +170,7 @@ class Loaded(JsonFrame, frozen=True):
     native: int = 0  # native threads that the children do not have, and that may be missed
     spoilt_logs: list[str] = field(default_factory=list)  # log files that each child would rotate or empty
     enqueues: bool = False  # the import does, through the default producer
+    memory: int = 0  # bytes that each child has from the import on, as `memory_limit` counts them
     unfit: list[str] = field(default_factory=list)  # sentences about its schedules; `doctor` alone asks for them
     refused: str = ""  # why no scheduler starts with its schedules; the same
 

@@ -155,9 +155,17 @@ def missed(fd: int) -> str:
             return f"{link} (it cannot be opened again: {error.strerror})"
     if kind is not Treatment.CUT or link.startswith(_HIDDEN):
         return ""
+    if link.startswith("/") and stat.S_ISREG(os.fstat(fd).st_mode):
+        return "" if _is_mapped(link) else f"{link} (open for reading and writing)"
     if link.startswith("/"):
-        return f"{link} (open for reading and writing)" if stat.S_ISREG(os.fstat(fd).st_mode) else link
+        return link
     return _socket(fd) if link.startswith("socket:") else _nameless(link)
+
+
+def _is_mapped(path: str) -> bool:
+    """Return whether this process has mapped the file, as `mmap` does, which keeps a descriptor and does not use it."""
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        return any(line.rstrip("\n").endswith(f" {path}") for line in maps)
 
 
 def _socket(fd: int) -> str:

@@ -197,6 +197,12 @@ def limits_text() -> bytes:
     return _told_of_self("limits")
 
 
+def own_memory() -> int:
+    """Return bytes of this process's memory that a fork has from its birth: neither of files nor shared."""
+    _, resident, shared, *_ = _told_of_self("statm").split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _told_of_self(name: str) -> bytes:
     fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:

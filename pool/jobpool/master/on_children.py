@@ -22,6 +22,7 @@ from jobpool.message.death import BROKEN, Death, innermost
 from jobpool.message.definition import JobDefinition, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
+from jobpool.message.units import format_size
 from jobpool.policy.lookahead import MAX_QUICK_S
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 from jobpool.policy.retry import remember
@@ -34,8 +35,8 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
-_OF_CRASHES = "Fatal Python error: ", "Current thread 0x", "Thread 0x", '  File "'
-"""How lines begin of the stack that Python's fault handler prints when an import crashes."""
+_STACKS = "Fatal Python error: ", "Current thread 0x", "Thread 0x", "Traceback (most recent call last):"
+"""How the first lines of stacks begin that Python prints, or its fault handler when an import crashes."""
 
 _BY_ORDER = (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER, EndReason.CANCEL)
 
@@ -51,7 +52,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         why = f"handler {asked}, which the pool's backend cannot do: use one that can (docs/backends.md)"
         _app_failed(pool, ev.AppFailed(event.generation, f"{why}, or leave that out", ""))
         return
-    server.loaded, server.heard_at = True, pool.now
+    server.loaded, server.preloaded, server.heard_at = True, event.app.preloaded, pool.now
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
     is_first, pool.generation = pool.generation == 0, event.generation
@@ -87,6 +88,9 @@ def _note_aftermath(pool: Pool, app: Loaded) -> None:
     if app.enqueues:
         what = "the app enqueues at its import, so each start adds its jobs again"
         pool.note("warning", what, mend=ENQUEUE_LATER)
+    if then := pool.settings.too_small_for(app.memory):
+        mend = "raise it: memory that children share counts in full"
+        pool.note("warning", f"the app alone is too large: {then}", app=format_size(app.memory), mend=mend)
     if app.cut:
         what = "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
         pool.note("warning", what, cut=list(app.cut))
@@ -138,7 +142,9 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
 
 
 def _app_said(pool: Pool, event: ev.AppSaid) -> None:
-    level = logging.ERROR if event.line.startswith(_OF_CRASHES) else logging.INFO
+    begins, was_in_stack = event.line.startswith(_STACKS), pool.in_stack
+    pool.in_stack = begins or (was_in_stack and event.line.startswith(" "))
+    level = logging.ERROR if begins or was_in_stack else logging.INFO  # the line after a stack is its error
     pool.lines.append(Line(level, event.line, {"app": event.app}))
 
 

@@ -48,7 +48,7 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
         pool.reload_failed(server.generation, error)
         again_in = f"{pool.boot.failed(error, now):.1f}s"
-        mend = "set a longer boot_timeout if it needs one; else see by hand where the import hangs"
+        mend = "set a longer boot_timeout if it needs one; else `jobpool doctor` tells where it hangs"
         pool.note("error", "the fork server is killed", error=error, again_in=again_in, mend=mend)
     elif server.is_young and not server.told_slow and now - server.started_at >= SLOW_IMPORT_S:
         server.told_slow = True
@@ -91,9 +91,11 @@ def keep_children(pool: Pool, now: float, actions: list[act.Action]) -> None:
         return
     live = pool.slots.live
     starting = sum([slot.state is SlotState.STARTING for slot in live])
+    # Each that imports the app needs a CPU of its own: many at once might none of them be ready in time.
+    most = 1 if pool.boot.failures else len(live) + pool.target if server.preloaded else pool.cpus
     has_old = bool({s.generation for s in live if s.state is not SlotState.DYING} - {pool.generation})
     for _ in range(pool.target + has_old - len(live)):
-        if now < pool.boot.next_at or (pool.boot.failures and starting):
+        if now < pool.boot.next_at or starting >= most:
             break
         if (slot := pool.slots.empty()) is not None:
             pool.slots.start(slot, next(pool.child_numbers), pool.generation, now)

@@ -21,6 +21,7 @@ from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.outcome import Counts, EndReason, NotRun, Outcome
+from jobpool.message.setting_types import usable_cpus
 from jobpool.message.settlement import Release, Settlement
 from jobpool.message.units import format_duration
 from jobpool.policy.lookahead import LookAhead
@@ -60,6 +61,8 @@ class Server:
     started_at: float
     is_reload: bool = False
     loaded: bool = False
+    preloaded: bool = True
+    """Its children are forks of the imported app; else each imports it."""
     ending: bool = False
     refused: bool = False
     """Its app cannot run on this pool's backend: it is to be ended."""
@@ -157,6 +160,7 @@ class Pool:
     told_unserved: set[str] = field(default_factory=set)
     """Warnings about what nothing serves that were logged."""
     target: int = 0
+    cpus: int = field(default_factory=usable_cpus)
     slots: Slots = field(init=False)
     lookahead: LookAhead = field(init=False)
     ready: deque[Delivery] = field(default_factory=deque)
@@ -168,6 +172,8 @@ class Pool:
     lines: list[Line] = field(default_factory=list)
     """Of handlers and of the app, for the log."""
     lines_left_out: int = 0
+    in_stack: bool = False
+    """The last line that the app printed at its import belongs to a stack."""
     told: set[str] = field(default_factory=set)
     """Handlers of which the first success was logged."""
     tells_each: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -21,9 +22,11 @@ from jobpool.ipc.process_options import ChildOptions
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Return what a fork server would tell (`Loaded`), `unfit` and `refused`; or `error`: why there are no handlers."""
     inheritance = Inheritance()
+    faulthandler.dump_traceback_later(asked.pop("limit"), exit=True)  # names the line where the import hangs
     try:
         options = ChildOptions(**asked)
         found = load(options)
+        faulthandler.cancel_dump_traceback_later()  # its thread would count as one of the app's
     except JobpoolError as error:
         return {"error": str(error)}
     unfit = [

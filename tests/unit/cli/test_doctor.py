@@ -520,11 +520,16 @@ def test_an_app_that_does_not_import(settings: Any, tmp_path: Path, app: str, te
     assert text in str(found[0])
 
 
-def test_an_app_that_takes_its_time_is_left_out(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "PATIENCE", 1.0)
-    found = examined(settings, tmp_path, "import time; time.sleep(600)")
-    assert levels(found) == [Level.NOTE]
-    assert "took more than 1 s to import" in str(found[0])
+def test_an_import_that_hangs_is_a_problem_that_names_the_line(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "myjobs.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "def connect():\n    time.sleep(600)\nconnect()\n"
+    )
+    found = looked_at(settings(apps="myjobs", boot_timeout="1s"), tmp_path)
+    assert levels(found) == [Level.PROBLEM]
+    where = re.search(r"not imported after 1 s \(boot_timeout\): it is at (\S+), line 4 in connect", str(found[0]))
+    assert where is not None, found
+    assert where[1].endswith('/myjobs.py"')
 
 
 def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> None:
@@ -547,6 +552,21 @@ def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> N
     [_, emptied] = handlers.examine(settings(apps="myjobs", preload="false", workers=2), app)
     assert levels([well, emptied]) == [Level.OK, Level.WARNING]
     assert "new.log" in emptied.found
+
+
+def test_an_app_that_alone_takes_more_memory_than_a_child_may(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(
+        "import jobpool\nDATA = bytearray(64 << 20)\n@jobpool.handler\ndef report(ctx): ...\n"
+    )
+    app = handlers.load(settings(apps="large"), [str(tmp_path)])
+    for flags, level in [
+        ({"memory_limit": "60M"}, Level.PROBLEM),
+        ({"memory_limit": "1G", "recycle": "memory=60M"}, Level.WARNING),
+        ({"memory_limit": "1G", "recycle": "memory=1G"}, None),
+        ({}, None),
+    ]:
+        found = list(handlers.examine(settings(apps="large", **flags), app))
+        assert [one.level for one in found if one.check == "memory"] == ([level] if level else []), flags
 
 
 def test_schedules_whose_jobs_cannot_run(settings: Any, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import select
 import socket
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from support.descriptors import no_more_descriptors
 
@@ -101,8 +103,12 @@ def test_what_is_cut_off_is_told_by_path_or_address_and_what_is_not_missed_is_no
     port = listener.getsockname()[1]
     named = socket.socket(socket.AF_UNIX)
     named.bind(str(tmp_path / "named"))
-    things = [listener, named, *socket.socketpair(), socket.create_connection(("127.0.0.1", port)), select.epoll()]
+    peer = socket.create_connection(("127.0.0.1", port))
+    things: list[Any] = [listener, named, *socket.socketpair(), peer, select.epoll()]
     descriptors = [os.open(tmp_path / "db", os.O_RDWR | os.O_CREAT), *os.pipe(), os.memfd_create("shared")]
+    (tmp_path / "mapped").write_bytes(b"data")
+    with open(tmp_path / "mapped", "r+b") as file:
+        things.append(mmap.mmap(file.fileno(), 0))
     with open(tmp_path / "log", "w") as log:
         inheritance.app_is_imported()
         log.write("kept")

@@ -82,6 +82,22 @@ class TestBoot:
         assert stage.pool.boot.failures == 1
         assert len(of(stage.after(0.11), act.SpawnChild)) == 1
 
+    def test_children_that_import_the_app_start_as_many_at_a_time_as_there_are_cpus(self) -> None:
+        stage = Stage(workers=16)
+        stage.pool.cpus = 2
+        stage.tell()
+        assert len(of(stage.tell(ev.AppLoaded(1, Loaded(HANDLERS, preloaded=False))), act.SpawnChild)) == 2
+        assert not of(stage.after(1.0), act.SpawnChild)
+        assert [len(of(stage.make_ready(), act.SpawnChild)) for _ in range(8)] == [2] * 7 + [0]
+        assert len(stage.idle) == 16
+
+    def test_an_app_that_alone_takes_more_memory_than_a_child_may_is_told(self) -> None:
+        for memory, told in [(200 << 20, 1), (100 << 20, 0)]:
+            stage = Stage(memory_limit=150 << 20)
+            stage.tell()
+            stage.tell(ev.AppLoaded(1, Loaded(HANDLERS, memory=memory)))
+            assert [note.event.startswith("the app alone") for note in stage.pool.notes].count(True) == told
+
     def test_a_child_that_hangs_at_birth_is_killed(self) -> None:
         stage = Stage(workers=1).start()
         assert len(of(stage.after(60.1), act.KillChild)) == 1
@@ -782,6 +798,12 @@ class TestStopping:
         assert {line.level for line in stage.pool.lines} == {logging.ERROR}, "also shown with -q"
         died = [note for note in stage.pool.notes if note.event.startswith("the process died")]
         assert "jobpool doctor" in died[0].fields["mend"]
+
+    def test_a_stack_that_an_import_prints_is_shown_whole_with_q(self) -> None:
+        stage = Stage(workers=1)
+        stack = ["Traceback (most recent call last):", '  File "jobs.py", line 1, in <module>', "ValueError: no"]
+        stage.tell(*map(ev.AppSaid, ["reading", '  File "notes.txt"', *stack, "going on"]))
+        assert [line.text for line in stage.pool.lines if line.level == logging.ERROR] == stack
 
     def test_the_pool_stops_after_so_many_jobs_and_leases_no_more_than_that(self) -> None:
         stage = Stage(workers=4, max_total=2).boot()

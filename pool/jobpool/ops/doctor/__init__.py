@@ -29,7 +29,7 @@ def examine(
 
     Apps are looked for in `sys_path`, besides the working directory. `config` is the file that applies.
     `silent`: asked for the schedules that fire nothing because a clock was ahead. Blocks for a few calls to the broker,
-    and for up to `handlers.PATIENCE` seconds while the app is imported.
+    and while the app is imported (see `handlers.load`).
     """
     app = handlers.load(settings, [str(path) for path in sys_path])
     infos = app.handlers if isinstance(app, Loaded) else []

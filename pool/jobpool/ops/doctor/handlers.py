@@ -19,10 +19,14 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ENQUEUE_LATER
 from jobpool.ipc.frames import HandlerInfo, Loaded
 from jobpool.message.dead_letters import ON_DEATH
+from jobpool.message.death import innermost
 from jobpool.message.printable import MAX_HEADLINE_CHARS
+from jobpool.message.units import format_size
 from jobpool.settings import ANY_COMMAND, Settings
 
-PATIENCE = 10.0  # seconds that the app may take to import
+ANSWER_LIMIT_S = 10.0  # seconds after boot_timeout in which the process that imports has to tell where it hangs
+
+_TIMED_OUT = "Timeout ("  # how Python's fault handler begins
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox")
 _STARTERS = ("env", "find", "nice", "nohup", "ssh", "su", "sudo", "timeout", "xargs")
@@ -58,6 +62,10 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
         if app.enqueues:
             found = "the app enqueues at its import, so each start adds its jobs again"
             bad.append(_warning(found, "this look at it did too", ENQUEUE_LATER))
+        if why := settings.too_small_for(app.memory):
+            level = Level.PROBLEM if 0 < settings.memory_limit < app.memory else Level.WARNING
+            found, mend = f"the app alone takes {format_size(app.memory)}", "raise it: shared memory counts in full"
+            yield Finding("memory", level, found, why, mend)
         if settings.preload:
             bad += _missing(app.threads, app.native, app.cut)
         yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
@@ -158,26 +166,37 @@ def _last_words(printed: str) -> str:
     return f", and its last words were: {lines[-1][:MAX_HEADLINE_CHARS]}" if lines else ""
 
 
+def _hangs(settings: Settings, stack: str) -> Finding:
+    """Return the finding of an import that takes too long. `stack`: of the fault handler, the main thread last."""
+    calls = [call.removeprefix("File ") for call in innermost(stack.strip().rpartition("\n\n")[2])]
+    where = f": it is at {', called from '.join(calls)}" if calls else ""
+    found = f"the app was not imported after {settings.boot_timeout:g} s (boot_timeout){where}"
+    mend = "correct that, or set a longer boot_timeout"
+    return Finding("handlers", Level.PROBLEM, found, "no pool starts with it", mend)
+
+
 def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None:
     """Return what `settings.apps` bring, or the finding why that is not known; None = no app is named.
 
-    Blocks for up to `PATIENCE` seconds.
+    Blocks for up to `boot_timeout` and `ANSWER_LIMIT_S` seconds.
     """
     if not settings.apps:
         return None
     paths, allowances = [*sys_path, os.getcwd()], asdict(settings.allowances)
     options = {"apps": settings.apps, "sys_path": paths, "allowances": allowances, "preload": settings.preload}
-    asked = json.dumps(options)
+    asked = json.dumps(options | {"limit": settings.boot_timeout})
     command = [sys.executable, "-P", "-m", "jobpool.ops.listing"]  # as the fork server is started
+    limit = settings.boot_timeout + ANSWER_LIMIT_S
     try:
         done = subprocess.run(
-            command, input=asked, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
+            command, input=asked, capture_output=True, text=True, errors="replace", timeout=limit, check=False
         )
         told: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
     except subprocess.TimeoutExpired:
-        found = f"the handlers were not looked at: the app took more than {PATIENCE:g} s to import"
-        return Finding("handlers", Level.NOTE, found)
+        return _hangs(settings, "")
     except ValueError:
+        if f"\n{_TIMED_OUT}" in f"\n{done.stderr}":
+            return _hangs(settings, done.stderr)
         told = {"error": f"while it was imported, the app {_exit_of(done.returncode)}{_last_words(done.stderr)}"}
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
