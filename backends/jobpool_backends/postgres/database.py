@@ -45,7 +45,7 @@ class Database(IdleConnections[Connection]):
         self.address = address
         self.schema = address.schema
         self.home = ""
-        """What `in_transaction.HOME` says here, from the first connection on."""
+        """The value of `in_transaction.HOME` here, from the first connection on."""
         # Connections lead through a pooler: statements are not prepared, sessions not ours, and LISTEN hears nothing.
         self.pooled = False
         self.next_sweep = 0.0

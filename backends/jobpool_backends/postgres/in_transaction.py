@@ -24,7 +24,7 @@ HOME = """
 (SELECT current_database() || to_char(min(applied_at) AT TIME ZONE 'UTC', ' YYYYMMDDHH24MISSUS')
  FROM {schema}.migrations)
 """
-"""What tells databases apart that have a schema of the same name; the same through any pooler, host or user."""
+"""Tells apart databases that have a schema of the same name. It is the same through any pooler, host or user."""
 
 ENQUEUE = """
 SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
