@@ -40,8 +40,8 @@ Result = TypeVar("Result")
 _MIN_NAP_S, _MAX_NAP_S = 0.0002, 0.005
 
 _LOCKED = (
-    "database {path} was locked by another process for {timeout:g} s: look for one that holds a transaction open"
-    " (fuser {path}), or raise the option timeout"
+    "database {path} was locked by another process, or by a transaction of this program (pass it as connection=), for"
+    " {timeout:g} s: look for one that holds a transaction open (fuser {path}), or raise the option timeout"
 )
 _FORBIDDEN = "database {path} may not be used by this user: allow reading and writing"
 _MEANINGS = {
