@@ -1,4 +1,4 @@
-"""Connections to one database file, transactions on them, and the meaning of SQLite's errors.
+"""Transactions on one database file, and the meaning of SQLite's errors.
 
 A connection is used by one thread at a time, and goes back to a stack when its transaction has ended. Threads of this
 process take turns at writing (turns.py), because waiting for SQLite's own lock means sleeping and trying again. That is
