@@ -9,19 +9,22 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import struct
 import sys
 from contextlib import suppress
 
 _IN_ATTRIB = 0x00000004
 _IN_CLOEXEC = 0o2000000
 _IN_NONBLOCK = 0o0004000
+_GONE = struct.pack("III", 0x00008000, 0, 0)
+"""The end of the last event of a listener: IN_IGNORED, as the file was deleted."""
 _PLENTY = 4096  # bytes: more than the events of one file, which the kernel merges while nobody reads
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Listener:
-    """A listener for `wake(path)` from any process. For one thread at a time; close it.
+    """A listener for `wake(path)` from any process. For one thread at a time; close it. Deaf when the file was deleted.
 
     Raises `OSError`: the file is not there, the kernel's limit of listeners is reached, or there is no inotify.
     """
@@ -29,6 +32,7 @@ class Listener:
     def __init__(self, path: str) -> None:
         if _libc is None:
             raise OSError(f"{sys.platform} has no inotify")
+        self.is_deaf = False
         self._fd = _checked(_libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK))
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
@@ -48,8 +52,11 @@ class Listener:
     def clear(self) -> None:
         """Forget the wake-ups until now. Does not block."""
         with suppress(BlockingIOError):
-            while len(os.read(self._fd, _PLENTY)) == _PLENTY:
-                pass
+            while True:
+                events = os.read(self._fd, _PLENTY)
+                self.is_deaf = events.endswith(_GONE)
+                if len(events) < _PLENTY:
+                    return
 
     def close(self) -> None:
         """Stop listening; safe to call twice."""

@@ -8,6 +8,7 @@ The pool imports this module too, with FastAPI, once for all children. A larger 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -41,11 +42,13 @@ app = FastAPI(lifespan=lifespan)
 @app.put("/orders/{number}", status_code=status.HTTP_202_ACCEPTED)
 async def place_order(number: int, order: Order, request: Request) -> dict[str, str]:
     job = ship.define(number, order).identifier(f"order-{number}")  # the same call again adds no second job
-    return {"job": await request.app.state.jobs.aenqueue(job)}
+    async with asyncio.timeout(5):
+        return {"job": await request.app.state.jobs.aenqueue(job)}
 
 
+@app.exception_handler(TimeoutError)
 @app.exception_handler(jobpool.BackendUnavailable)
 async def try_again(_: Request, error: Exception) -> JSONResponse:
     """Ask the client to call again: the job may be enqueued or not, and its identifier makes that harmless."""
-    detail = {"detail": f"the order may not have arrived: {error}"}
+    detail = {"detail": f"the order may not have arrived: {str(error) or 'the broker is slow'}"}
     return JSONResponse(detail, status.HTTP_503_SERVICE_UNAVAILABLE, {"Retry-After": "5"})

@@ -15,7 +15,7 @@ import sys
 from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction, mapped_column
 
 import jobpool
@@ -25,6 +25,16 @@ URL = os.environ["SHOP_DATABASE"]
 engine = create_engine(URL)
 # A child must not use connections that the import may have opened, nor close them: they are the parent's.
 os.register_at_fork(after_in_child=partial(engine.dispose, close=False))
+
+if engine.dialect.name == "sqlite":  # Python's driver begins no transaction before a savepoint or a read: we do
+
+    @event.listens_for(engine, "connect")
+    def begin_nothing(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 class Base(DeclarativeBase):

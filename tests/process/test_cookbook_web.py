@@ -89,6 +89,9 @@ with Session(engine) as session:
         session.rollback()
     enqueue(session, book.define(8))
     session.rollback()
+    with session.begin_nested():
+        enqueue(session, book.define(9))
+    session.rollback()
 print(json.dumps([before, first, waiting()]))
 """
 

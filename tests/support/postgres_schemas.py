@@ -97,6 +97,7 @@ class EmptiedSchema:
         address = shared_postgres().url()
         with closing(PostgresBackend.from_url(address, schema=self.name, **CONNECTS)) as backend:
             backend.prepare()
+            self._home = backend._database.home
         names = [name for (name,) in self.superuser.ask(_SEQUENCES, [self.name])]
         restarts = [f"SELECT setval('{{schema}}.{name}', 1, false)" for name in names]
         deletes = [f"DELETE FROM {{schema}}.{name}" for (name,) in self.superuser.ask(_TABLES, [self.name])]
@@ -142,6 +143,7 @@ class EmptiedSchema:
                 connection.execute("SELECT 1", prepare=False)
                 backend._database.give_back(connection)
                 backend._database._current = True
+                backend._database.home = self._home
                 break
             connection.close()
         return backend

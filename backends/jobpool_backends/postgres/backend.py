@@ -80,8 +80,13 @@ class PostgresBackend(QueueBackend):
         return checks.server_time(self._database)
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
-        self._database.ensure_current()
-        return in_transaction.enqueue(connection, self._database.schema, messages)
+        database = self._database
+        database.ensure_current()
+        try:
+            return in_transaction.enqueue(connection, database.schema, database.home, messages)
+        except in_transaction.Elsewhere:  # or the schema was made anew since
+            database.prepare()
+            return in_transaction.enqueue(connection, database.schema, database.home, messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         leases = self._leases.fetch(queue, limit, ttl, fetch_id)
@@ -101,6 +106,7 @@ class PostgresBackend(QueueBackend):
         return {name: value for name, value in guards.items() if value is not None} | {
             "ack": f"{in_transaction.__name__}:{in_transaction.ack.__name__}",
             "schema": self._database.schema,
+            "home": self._database.home,
             "id": lease.id,
             "queue": lease.queue,
             "seq": number_of(lease),

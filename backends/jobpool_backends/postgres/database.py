@@ -44,6 +44,8 @@ class Database(IdleConnections[Connection]):
         super().__init__(f"Postgres at {address.where}")
         self.address = address
         self.schema = address.schema
+        self.home = ""
+        """The value of `in_transaction.HOME` here, from the first connection on."""
         # Connections lead through a pooler: statements are not prepared, sessions not ours, and LISTEN hears nothing.
         self.pooled = False
         self.next_sweep = 0.0
@@ -155,7 +157,7 @@ class Database(IdleConnections[Connection]):
         try:
             if not self._current:
                 with self._checking:
-                    check_current(connection, self.schema)
+                    self.home = check_current(connection, self.schema)
                 self._current = True
         except BaseException as error:
             connection.close()

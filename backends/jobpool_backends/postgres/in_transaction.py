@@ -20,6 +20,12 @@ from jobpool.message.batches import NOT_OPEN
 from jobpool.message.names import storable
 from jobpool_backends.shared import micros
 
+HOME = """
+(SELECT current_database() || to_char(min(applied_at) AT TIME ZONE 'UTC', ' YYYYMMDDHH24MISSUS')
+ FROM {schema}.migrations)
+"""
+"""Tells apart databases that have a schema of the same name. It is the same through any pooler, host or user."""
+
 ENQUEUE = """
 SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
     %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[]{eager})
@@ -30,13 +36,16 @@ SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::
     %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[],
     %(causes)b::text[]{eager}, batches => %(batches)b::text[], brought => %(brought)b)
 """
-_ACK = """
-SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
+_ACK = f"""
+SELECT {HOME}, {{schema}}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint],
+    ARRAY[%(holder)b::bigint])
 """
-_ACK_GUARDED = """
-SELECT {schema}.settle(%(call)b::text, '{}', '{}', '{}', ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint],
+_ACK_GUARDED = f"""
+SELECT {HOME}, {{schema}}.settle(%(call)b::text, '{{}}', '{{}}', '{{}}', ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint],
     ARRAY[%(holder)b::bigint], 'a', ARRAY[-1], keys => ARRAY[%(key)b::text], keeps => ARRAY[%(keep)b::bigint])
 """
+_AT_HOME = f"WHERE {HOME} = %(home)s"
+_ELSEWHERE = f"UNION ALL SELECT NULL, NULL WHERE {HOME} IS DISTINCT FROM %(home)s"
 _SNAPSHOT = (
     "jobpool: the lease was renewed, or a member of its batch ended, after this transaction had taken its snapshot. Ack"
     " in a transaction with isolation level READ COMMITTED, or ack first"
@@ -62,17 +71,31 @@ BATCH_NOT_OPEN = "JP002"
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
-def enqueue(connection: object, schema: str, messages: Sequence[NewMessage], brought: bool = False) -> dict[str, str]:
+class Elsewhere(ConfigurationError):
+    """The connection leads to a schema other than `home`. Nothing was done on it."""
+
+
+def enqueue(
+    connection: object, schema: str, home: str, messages: Sequence[NewMessage], brought: bool = False
+) -> dict[str, str]:
     """Add messages on the caller's connection; return the ids left out because of a unique key → the ids that have it.
 
-    `brought`: by a settlement. The commit wakes waiters. Waits for another transaction that has claimed such a key, as
-    with any unique index, or that counts a member of the same batch. Raises `ConfigurationError`, or what psycopg
-    raises; `InvalidJob` for a batch that is not open. After that the transaction can only be rolled back.
+    `home`: what `HOME` says in the queue's database; else `Elsewhere` is raised. `brought`: by a settlement. The commit
+    wakes waiters. Waits for another transaction that has claimed such a key, as with any unique index, or that counts a
+    member of the same batch. Raises `ConfigurationError`, or what psycopg raises; `InvalidJob` for a batch that is not
+    open. After that the transaction can only be rolled back.
     """
     if all(map(is_plain, messages)):
-        _ask(connection, schema, ENQUEUE.replace("{eager}", ", eager => true"), columns(messages))
-        return {}
-    return dict(_ask(connection, schema, BRING.replace("{eager}", ", eager => true"), all_columns(messages, brought)))
+        sql, parameters = f"{ENQUEUE} {_AT_HOME}", columns(messages)
+        is_elsewhere = not _ask(connection, schema, sql, parameters | {"home": home})
+        known: dict[str, str] = {}
+    else:
+        sql, parameters = f"{BRING} {_AT_HOME} {_ELSEWHERE}", all_columns(messages, brought)
+        known = dict(_ask(connection, schema, sql, parameters | {"home": home}))
+        is_elsewhere = None in known
+    if is_elsewhere:
+        raise Elsewhere(_leads(connection, "is not the queue's: connect to that"))
+    return known
 
 
 def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
@@ -88,16 +111,18 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
     schema = str(ticket["schema"])
     lease = {"call": f"ack:{ticket['owner']}", "key": None, **ticket}
     try:
-        [(answer,)] = _ask(connection, schema, _ACK_GUARDED if "keep" in ticket else _ACK, lease)
+        [(home, answer)] = _ask(connection, schema, _ACK_GUARDED if "keep" in ticket else _ACK, lease)
     except psycopg.errors.SerializationFailure as error:
         error.add_note(_SNAPSHOT)
         raise
     if answer in _ANSWERS:
+        if home != ticket["home"]:
+            raise Elsewhere(_leads(connection, "is not the queue's: connect to that"))
         raise LeaseLost(
             f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"
         )
     if messages and answer == "o":  # else this is the second time within the transaction
-        enqueue(connection, schema, messages, brought=True)
+        enqueue(connection, schema, home, messages, brought=True)
     # A lost connection's status is unknown: its transaction is over, too.
     over = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
     return lambda: _check(connection).info.transaction_status not in over
@@ -134,17 +159,22 @@ def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) 
         raise ConfigurationError(_AUTOCOMMIT)
     try:
         with psycopg.Cursor(own, row_factory=tuple_row) as cursor:
-            cursor.execute(sql.replace("{schema}", f'"{schema}"'), parameters, prepare=False)
+            filled = sql.replace("{eager}", ", eager => true").replace("{schema}", f'"{schema}"')
+            cursor.execute(filled, parameters, prepare=False)
             return cursor.fetchall()
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
-        raise ConfigurationError(
-            f"the connection leads to database {own.info.dbname!r} on {own.info.host}:{own.info.port}, which has no"
-            f" current schema {schema!r} of jobpool's: connect to the queue's database, or run `jobpool init` on it"
-        ) from error
+        lack = f"has no current schema {schema!r} of jobpool's"
+        mend = "connect to the queue's database, or run `jobpool init` on it"
+        raise ConfigurationError(_leads(connection, f"{lack}: {mend}")) from error
     except psycopg.Error as error:
         if error.sqlstate == BATCH_NOT_OPEN:
             raise not_open(error) from error
         raise
+
+
+def _leads(connection: object, what: str) -> str:
+    info = _check(connection).info
+    return f"the connection leads to database {info.dbname!r} on {info.host}:{info.port}, which {what}"
 
 
 def not_open(error: psycopg.Error) -> InvalidJob:

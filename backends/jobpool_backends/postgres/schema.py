@@ -71,7 +71,7 @@ from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.guards import IDEMPOTENCY_TTL
 from jobpool_backends.postgres.connection import Connection
-from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN
+from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN, HOME
 from jobpool_backends.shared import MICRO, micros
 
 WAITING, DELAYED, LEASED, DEAD = range(4)
@@ -255,38 +255,42 @@ CREATE TABLE {schema}.migrations (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )
 """
-_READ = "SELECT coalesce(max(version), 0) FROM {schema}.migrations"
+_READ = f"SELECT coalesce(max(version), 0), {HOME} FROM {{schema}}.migrations"
 _NOTE = "INSERT INTO {schema}.migrations (version) VALUES ({version})"
 
 
-def check_current(connection: Connection, schema: str) -> None:
-    """Make sure that the schema is that of this code, and migrate it if it is older or not there.
+def check_current(connection: Connection, schema: str) -> str:
+    """Make sure that the schema is that of this code, and migrate it if it is older or not there; return its `HOME`.
 
     Raises `ConfigurationError`: it is newer, or another program's, or this user may not create it; or `psycopg.Error`.
     Blocks for one round trip when it is current; else up to `MIGRATION_TIMEOUT_S` for each step.
     """
-    if _read_version(connection, schema) == VERSION:
-        return
+    version, home = _read_version(connection, schema)
+    if version == VERSION:
+        return home
     usual = connection.answer_timeout
     connection.answer_timeout = MIGRATION_TIMEOUT_S
     try:
         _migrate(connection, schema)
     finally:
         connection.answer_timeout = usual
+    return _read_version(connection, schema)[1]
 
 
-def _read_version(connection: Connection, schema: str) -> int:
-    """Return the schema's version, 0 when it is not there."""
+def _read_version(connection: Connection, schema: str) -> tuple[int, str]:
+    """Return the schema's version and `HOME`; 0 and no text when it is not there."""
+    version: int
+    home: str
     try:
-        version: int = _ask(connection, fill(_READ, schema))[0][0]
+        [(version, home)] = _ask(connection, fill(_READ, schema))
     except psycopg.errors.UndefinedTable:
-        return 0
+        return 0, ""
     if version > VERSION:
         raise ConfigurationError(
             f"schema {schema!r} has version {version}, and this jobpool knows {VERSION}: install the newer jobpool that"
             " migrated it, or name another schema in the URL"
         )
-    return version
+    return version, home
 
 
 def _migrate(connection: Connection, schema: str) -> None:
@@ -325,7 +329,7 @@ def _version_under_lock(connection: Connection, schema: str) -> int:
     if not _ask(connection, "SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
         _ask(connection, f"CREATE SCHEMA {quoted(schema)}")
     there = _ask(connection, "SELECT to_regclass(%s) IS NOT NULL", [f"{quoted(schema)}.migrations"])[0][0]
-    return _read_version(connection, schema) if there else 0
+    return _read_version(connection, schema)[0] if there else 0
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -1,4 +1,4 @@
-"""Connections to one database file, transactions on them, and the meaning of SQLite's errors.
+"""Transactions on one database file, and the meaning of SQLite's errors.
 
 A connection is used by one thread at a time, and goes back to a stack when its transaction has ended. Threads of this
 process take turns at writing (turns.py), because waiting for SQLite's own lock means sleeping and trying again. That is
@@ -20,7 +20,8 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.errors import mend, take_no_writes, wait
 from jobpool_backends.inotify import wake
-from jobpool_backends.shared import IdleConnections, contains, micros
+from jobpool_backends.shared import contains, micros
+from jobpool_backends.sqlite.connections import FileConnections
 from jobpool_backends.sqlite.schema import is_current, migrate
 from jobpool_backends.sqlite.step import Moment, Step, read_moment
 from jobpool_backends.sqlite.turns import NoTurn, Turns
@@ -38,13 +39,9 @@ Result = TypeVar("Result")
 
 _MIN_NAP_S, _MAX_NAP_S = 0.0002, 0.005
 
-_GONE = (
-    "database file {path} was removed or replaced while it was in use: what is written now, others do not see. Stop all"
-    " that use the database, then start them again"
-)
 _LOCKED = (
-    "database {path} was locked by another process for {timeout:g} s: look for one that holds a transaction open"
-    " (fuser {path}), or raise the option timeout"
+    "database {path} was locked by another process, or by a transaction of this program (pass it as connection=), for"
+    " {timeout:g} s: look for one that holds a transaction open (fuser {path}), or raise the option timeout"
 )
 _FORBIDDEN = "database {path} may not be used by this user: allow reading and writing"
 _ODD_TEXT = wait("database {path} holds a text that is not UTF-8: look for a row that was changed by hand")
@@ -74,7 +71,7 @@ _MEANINGS = {
 _MISSING = mend("database {path} has lost a table or a part of one: restore it, or name another file")
 
 
-class Database(IdleConnections[sqlite3.Connection]):
+class Database(FileConnections):
     """One file, created for this user alone when it is not there; its directory is not.
 
     `boot` names the boot in which `clock.boot()` counts. A transaction waits `timeout` seconds for its turn. `pragmas`
@@ -84,21 +81,19 @@ class Database(IdleConnections[sqlite3.Connection]):
     def __init__(
         self, path: str, clock: Clock, boot: int, *, timeout: float, pragmas: tuple[str, ...] = PRAGMAS
     ) -> None:
-        self.path = path = os.path.abspath(path)  # a later change of the working directory must not change the file
-        super().__init__(f"database {path}")
+        super().__init__(path, timeout)
         self.clock = clock
         self._boot = boot
-        self._timeout = timeout
         self._pragmas = pragmas
         self._turns = Turns(self)
         self.found_journal = "wal"
         """The journal mode of the file when it was opened; `wal` for a new one."""
-        check_place(path)
-        _create(path)
-        self._prepare()
-        real = os.path.realpath(path)  # SQLite puts its files beside the target of a link
-        self.shared = f"{real}-shm"
-        self._files = {name: os.stat(name).st_ino for name in (path, f"{real}-wal", self.shared)}
+        check_place(self.path)
+        _create(self.path)
+        try:
+            self._idle.append(self._connect(self._prepare))
+        except sqlite3.Error as error:
+            self._raise_explained(error)
 
     @contextmanager
     def write(self) -> Iterator[Step]:
@@ -162,44 +157,28 @@ class Database(IdleConnections[sqlite3.Connection]):
     def wall(self) -> int:
         return micros(self.clock.wall())
 
-    def check_usable(self) -> None:
-        super().check_usable()
-        for name, inode in self._files.items():
-            try:
-                same = os.stat(name).st_ino == inode
-            except OSError:
-                same = False
-            if not same:
-                raise BackendUnavailable(_GONE.format(path=name))
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=0.0, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
+    def _connect(self, prepare: Callable[[sqlite3.Connection], None] | None = None) -> sqlite3.Connection:
+        connection = self.open()
         try:
             for pragma in self._pragmas:
                 self.retry_locked(connection.execute, f"PRAGMA {pragma}")
             connection.create_function("jobpool_contains", -1, contains, deterministic=True)
-        except BaseException:
+            if prepare:
+                prepare(connection)
+            if None in connection.files.values():
+                self.retry_locked(connection.execute, "PRAGMA data_version")  # opens the files beside the database
+                self.note_files(connection)
+        except BaseException:  # also an interrupt: only this code can close it
             connection.close()
             raise
         return connection
 
-    def _prepare(self) -> None:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the file a current database, in WAL mode, even if another process does the same."""
-        try:
-            connection = self._connect()
-            try:
-                self.retry_locked(self._switch_to_wal, connection)
-                if not self.retry_locked(is_current, connection, self.path):
-                    with self._transaction(connection, "BEGIN IMMEDIATE"):
-                        migrate(connection, self.path)
-            except BaseException:  # also an interrupt: only this code can close it
-                connection.close()
-                raise
-        except sqlite3.Error as error:
-            self._raise_explained(error)
-        self._idle.append(connection)
+        self.retry_locked(self._switch_to_wal, connection)
+        if not self.retry_locked(is_current, connection, self.path):
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                migrate(connection, self.path)
 
     def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
         if os.path.exists(self.path) and os.path.getsize(self.path):

@@ -41,7 +41,9 @@ class Listeners(IdleConnections[Listener]):
         try:
             yield listener
         finally:
-            if listener:
+            if listener and listener.is_deaf:
+                listener.close()
+            elif listener:
                 self.give_back(listener)
 
 
@@ -58,11 +60,14 @@ class Waiter:
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
         try:
-            with self._listeners.lend() as listener, self._database.session() as connection:
-                if self._is_first:  # a wait keeps its connection; others need one, also when no more can be opened
-                    with self._database.session():
-                        self._is_first = False
-                return self._wait(connection, listener, queues, give_up)
+            while True:
+                with self._listeners.lend() as listener, self._database.session() as connection:
+                    if self._is_first:  # a wait keeps its connection; others need one, also when no more can be opened
+                        with self._database.session():
+                            self._is_first = False
+                    found = self._wait(connection, listener, queues, give_up)
+                if found or self._database.closed or time.monotonic() >= give_up:
+                    return found
         except BackendUnavailable:
             if self._database.closed:  # here, just before the session
                 return None
@@ -73,7 +78,7 @@ class Waiter:
     ) -> str | None:
         seen = due = None
         rest = 0.0
-        while not self._database.closed:
+        while not (self._database.closed or self._database.is_forking):
             is_changed = rest > 0  # woken, which comes after a commit: the counter tells nothing more
             if not is_changed:
                 # It changes whenever another connection, of any process, has committed.

@@ -27,7 +27,7 @@ from jobpool.broker.opening import Runner, check_url, default_signer, default_ur
 from jobpool.broker.values import Edited, MessageFilter, QueueStats
 from jobpool.client.batch import Batch, open_batch
 from jobpool.client.claims import Queue
-from jobpool.errors import ConfigurationError, ResultPending, Unsupported
+from jobpool.errors import BackendUnavailable, ConfigurationError, ResultPending, Unsupported
 from jobpool.message import producer
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
@@ -82,6 +82,7 @@ class Jobs:
         self._options = options
         self._given = backend
         self._opened: QueueBackend | None = None
+        self._failure: BackendUnavailable | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._waits_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Waits] = weakref.WeakKeyDictionary()
@@ -380,11 +381,18 @@ class Jobs:
             return self._given
         if self._url is None and isinstance(chosen := producer.chosen(), Jobs) and chosen is not self:
             return chosen.backend  # in a test: not the real broker
+        known_failure = self._failure
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this Jobs is closed: make a new one")
             if self._opened is None:
-                self._opened = self._open()
+                if self._failure is not None and self._failure is not known_failure:
+                    raise BackendUnavailable(str(self._failure))  # of the attempt that this thread has waited for
+                try:
+                    self._opened = self._open()
+                except BackendUnavailable as error:
+                    self._failure = BackendUnavailable(str(error))  # without its traceback
+                    raise
             return self._opened
 
     def close(self) -> None:

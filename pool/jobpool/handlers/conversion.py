@@ -18,10 +18,8 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
-
-N = TypeVar("N", float, Decimal)
 
 Convert = Callable[[Any, str], Any]  # of a value and the path of its field ("" = the payload itself)
 _QUALIFIERS = (typing.Annotated, typing.Required, typing.NotRequired, getattr(typing, "ReadOnly", typing.Annotated))
@@ -105,8 +103,15 @@ def _parsed(wanted: str, parse: Callable[[Any], Any], *kinds: type) -> Convert:
     return convert
 
 
-def _finite(number: N) -> N:
-    if not math.isfinite(number):
+def _decimal(text: str) -> Decimal:
+    number = Decimal(text)
+    if not number.is_finite():
+        raise ValueError
+    return number
+
+
+def _float(number: float) -> float:
+    if not math.isfinite(number := float(number)):
         raise ValueError
     return number
 
@@ -117,11 +122,11 @@ _SCALARS: dict[Any, Convert] = {
     str: _exactly(str, "text"),
     bool: _exactly(bool, "true or false"),
     int: _exactly(int, "a whole number"),
-    float: _parsed("a number", lambda number: _finite(float(number)), int, float),
+    float: _parsed("a number", _float, int, float),
     datetime: _parsed("a date and time in ISO 8601", datetime.fromisoformat, str),
     date: _parsed("a date in ISO 8601", date.fromisoformat, str),
     time: _parsed("a time in ISO 8601", time.fromisoformat, str),
-    Decimal: _parsed("a decimal number as text", lambda text: _finite(Decimal(text)), str),
+    Decimal: _parsed("a decimal number as text", _decimal, str),
     UUID: _parsed("a UUID", UUID, str),
     Path: _parsed("a path", Path, str),
 }
@@ -250,16 +255,17 @@ def _of_fields(
 
 def _fields_of_typed_dict(kind: Any) -> tuple[Mapping[str, Convert], list[str]]:
     hints = resolve_hints(kind)
-    # Not `__required_keys__` alone, which does not see a NotRequired in an annotation that is text.
-    required = [name for name in kind.__annotations__ if name in kind.__required_keys__]
     fields = {name: converter(hints.get(name, Any)) for name in kind.__annotations__}
-    return fields, [name for name in required if not _is_optional(hints.get(name))]
+    return fields, [name for name in fields if _is_required(hints.get(name), name in kind.__required_keys__)]
 
 
-def _is_optional(hint: Any) -> bool:
-    while (origin := typing.get_origin(hint)) in _QUALIFIERS and origin is not typing.NotRequired:
+def _is_required(hint: Any, by_default: bool) -> bool:
+    """Return whether a field must be there. `__required_keys__` does not see into an annotation that is text."""
+    while (origin := typing.get_origin(hint)) in _QUALIFIERS:
+        if origin in (typing.Required, typing.NotRequired):
+            return origin is typing.Required
         hint = typing.get_args(hint)[0]
-    return origin is typing.NotRequired
+    return by_default
 
 
 def fields_of(kind: type) -> tuple[Mapping[str, Convert], list[str]]:

@@ -17,8 +17,26 @@ if TYPE_CHECKING:
     import asyncio
 
 
+_BUSY = (
+    "an `async def` handler cannot run in a thread with a running event loop. Run the jobs in another thread: in a test"
+    " with `await asyncio.to_thread(pool.run_all)`, on sync:// with `aenqueue`"
+)
+
+
+class _Closer:
+    """A holder of a loop that closes it when the thread that keeps it has ended."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def __del__(self) -> None:
+        if not self.loop.is_running():
+            self.loop.close()
+
+
 class _Keeper(threading.local):
     loop: asyncio.AbstractEventLoop | None = None
+    closer: _Closer | None = None
 
 
 _kept = _Keeper()
@@ -36,9 +54,14 @@ def awaited(value: Any) -> Any:
     loop = _kept.loop
     if loop is None or loop.is_closed():
         loop = _kept.loop = asyncio.new_event_loop()
+        _kept.closer = _Closer(loop)
     threads, debug = threading.active_count(), loop.get_debug()
     try:
         return loop.run_until_complete(value)
+    except RuntimeError:
+        if asyncio._get_running_loop() is None:
+            raise
+        raise RuntimeError(_BUSY) from None
     finally:
         value.close()  # does nothing, unless the loop refused to run it
         if not loop.is_running():  # else somebody's own loop, in which the coroutine could not run

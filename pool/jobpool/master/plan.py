@@ -23,7 +23,7 @@ from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
 from jobpool.master.slots import Delivery, SlotState
 from jobpool.master.spawning import answer_requests, keep_children, keep_servers, watch_servers
-from jobpool.master.state import Pool, Stopping
+from jobpool.master.state import Pool, Stopping, not_run
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
 from jobpool.message.definition import JobDefinition, check_enqueue_to
 from jobpool.message.lease import JobLease
@@ -147,9 +147,8 @@ class Planner:
 def _tell_of_chain(pool: Pool, lease: JobLease) -> None:
     """Say that a death ends a chain: the jobs after it do not run, unless a person raises the dead letter."""
     with suppress(MalformedEnvelope):
-        if jobs := lease.envelope.then:
-            next_jobs = ", ".join(str(job.get("handler")) for job in jobs)
-            pool.note("warning", "a chain ends with a dead letter", id=lease.id, not_run=next_jobs)
+        if jobs := not_run(lease.envelope):
+            pool.note("warning", "a chain ends with a dead letter", id=lease.id, not_run=jobs)
 
 
 def _keep(pool: Pool, now: float, actions: list[act.Action]) -> None:

@@ -20,6 +20,7 @@ from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
+from jobpool.message.envelope import JobEnvelope
 from jobpool.message.outcome import Counts, EndReason, NotRun, Outcome
 from jobpool.message.setting_types import usable_cpus
 from jobpool.message.settlement import Release, Settlement
@@ -350,7 +351,8 @@ class Pool:
     def remember_unsettled(self, delivery: Delivery) -> None:
         """Keep what the log should say of this job if its next crash is one too many."""
         lease = delivery.lease
-        about = {"handler": delivery.handler, "name": lease.envelope.name, "attempts": lease.attempts}
+        about: dict[str, Any] = {"handler": delivery.handler, "name": lease.envelope.name, "attempts": lease.attempts}
+        about["not_run"] = not_run(lease.envelope)
         remember(self.unsettled, lease.id, about)
 
     def order_ready(self) -> None:
@@ -399,6 +401,11 @@ class Pool:
 
     def note(self, level: str, event: str, **fields: Any) -> None:
         self.notes.append(Note(level, event, {k: v for k, v in fields.items() if v is not None}))
+
+
+def not_run(envelope: JobEnvelope) -> str | None:
+    """Return the handlers of the jobs that come after this one in a chain, for the log of its death."""
+    return ", ".join(str(job.get("handler")) for job in envelope.then) or None
 
 
 def _due_at(schedule: str, enqueued_at: float) -> float:

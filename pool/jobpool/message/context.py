@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol, SupportsFloat
 
-from jobpool.errors import Unsupported
+from jobpool.errors import InvalidJob, Unrecoverable, Unsupported
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode, too_large
@@ -197,8 +197,8 @@ class JobContext:
 def go_on(ctx: JobContext, returned: object, plain: Callable[[object], Any] = lambda returned: returned) -> None:
     """Enqueue the next job of a chain together with this job's ack. The pool calls this when the handler has returned.
 
-    `plain`: makes JSON values of what it returned. Raises `InvalidJob`: the next job is too large, and `Unsupported`:
-    it asks for a result, and the handler has acked before there is one.
+    `plain`: makes JSON values of what it returned. Raises `InvalidJob`: the next job is too large. Where it asks for
+    the result: `Unrecoverable` if that is too large, `Unsupported` if the handler has acked before there is one.
     """
     envelope = ctx._envelope
     if not (envelope.meta and envelope.then) or ctx._went_on:
@@ -211,4 +211,9 @@ def go_on(ctx: JobContext, returned: object, plain: Callable[[object], Any] = la
     identifier = first.identifier or sha256(f"{ctx.id} then {len(rest)}".encode()).hexdigest()[:16]
     previous = None if first.previous is None else [plain(returned)]
     batch = first.batch or envelope.batch
-    ctx.enqueue(replace(first, then=tuple(rest), previous=previous, identifier=identifier, batch=batch))
+    try:
+        ctx.enqueue(replace(first, then=tuple(rest), previous=previous, identifier=identifier, batch=batch))
+    except InvalidJob as error:
+        if previous is None:
+            raise
+        raise Unrecoverable(f"the result cannot be handed on by previous=True: {error}") from None

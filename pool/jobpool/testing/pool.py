@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Self
 
+from jobpool.broker.control import Pause, read
 from jobpool.broker.filters import matching
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import LIVE, Message, MessageFilter, ReapPolicy, State
@@ -118,12 +119,12 @@ class VirtualPool:
         return dict(self._worker.counters.get(queue, {}))
 
     def run_one(self, queue: str = "default") -> Run | None:
-        """Run what is next in a queue now, and reap what that left behind; None when there is nothing to fetch.
+        """Run what is next in a queue now, and reap what that left behind; None when nothing is to be fetched.
 
         Raises `BackendUnavailable`: a test has told the broker not to answer, and it was the fetch that met it.
         """
         self.reap(queue)
-        run = self._worker.deliver(queue)
+        run = None if queue in self._paused() else self._worker.deliver(queue)
         if run is not None and run.status in (Status.CRASHED, Status.LOST):
             self.reap(queue)
         return run
@@ -147,7 +148,7 @@ class VirtualPool:
         """Run queues to their end: retries after their delays, and jobs scheduled, snoozed or held back.
 
         Turns the clock from one thing to the next. As `run_ready` otherwise. Afterwards nothing is left in these queues
-        but dead letters.
+        but dead letters, and the jobs of queues that are paused without an end.
         """
         return self._run(queues, limit, self._wait_for_the_next)
 
@@ -220,7 +221,8 @@ class VirtualPool:
         while (found := self._round(queues)) or idle(queues):
             runs += found
             if len(runs) >= limit:
-                ready = any(self.backend.stats(queue).waiting for queue in self._chosen(queues))
+                unpaused = set(self._chosen(queues)) - self._paused().keys()
+                ready = any(self.backend.stats(queue).waiting for queue in unpaused)
                 if ready or idle(queues):
                     raise AssertionError(f"there is more to do after {len(runs)} runs; the last was {runs[-1]}")
         return runs
@@ -240,12 +242,20 @@ class VirtualPool:
         return runs
 
     def _wait_for_the_next(self, queues: Sequence[str]) -> bool:
-        """Turn the clock to when a delay or a lease ends; whether there is one."""
-        waiting = [message for queue in self._chosen(queues) for message in self.waiting(queue)]
-        ends = [message.available_at if message.expires_at is None else message.expires_at for message in waiting]
-        if ends:
-            self.clock.advance(max(0.0, min(ends) - self.clock.wall()))
-        return bool(ends)
+        """Turn the clock to when a delay, a lease or a pause ends; whether there is one."""
+        paused, ends = self._paused(), []
+        for queue in self._chosen(queues):
+            pause = paused.get(queue)
+            for message in self.waiting(queue):
+                held = message.available_at if message.expires_at is None else message.expires_at
+                ends.append(held if pause is None else pause.until)
+        times = [end for end in ends if end is not None]  # a pause without an end is not waited for
+        if times:
+            self.clock.advance(max(0.0, min(times) - self.clock.wall()))
+        return bool(times)
+
+    def _paused(self) -> Mapping[str, Pause]:
+        return read(self.backend).paused
 
     def _chosen(self, queues: Sequence[str]) -> Sequence[str]:
         return queues or self.backend.queues()

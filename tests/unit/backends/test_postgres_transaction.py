@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,35 @@ def test_another_database_is_named(rig: Rig, backend: PostgresBackend) -> None:
             connection.rollback()
     finally:
         rig.ask(f"DROP DATABASE {rig.schema}_other")
+
+
+def test_another_database_with_a_schema_of_that_name_is_refused_too(rig: Rig, backend: PostgresBackend) -> None:
+    rig.ask(f"CREATE DATABASE {rig.schema}_other")
+    ticket = backend.ticket(new_lease(backend))
+    try:
+        with closing(PostgresBackend.from_url(rig.url(base=rig.server.url(f"{rig.schema}_other")))) as other:
+            other.prepare()
+            with psycopg.connect(rig.server.url(f"{rig.schema}_other")) as connection:
+                told = f"leads to database '{rig.schema}_other' .* is not the queue's"
+                for job in (a_job(), a_job(unique=True, idempotency_key="one")):
+                    with pytest.raises(ConfigurationError, match=told):
+                        backend.enqueue_in(connection, [job])
+                with pytest.raises(ConfigurationError, match=told):
+                    ack(connection, ticket)
+            assert other.queues() == []
+    finally:
+        rig.ask(f"DROP DATABASE {rig.schema}_other")
+
+
+def test_a_schema_that_was_made_anew_is_found_again() -> None:
+    with Rig(new=True) as rig:
+        backend = rig.open()
+        backend.prepare()
+        rig.ask("DROP SCHEMA {schema} CASCADE")
+        rig.open().prepare()
+        with rig.connect() as connection:
+            backend.enqueue_in(connection, [a_job()])
+        assert backend.stats(QUEUE).waiting == 1
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,7 @@ def test_a_payload_that_does_not_fit_names_handler_and_field() -> None:
         (datetime, "2026-06-01T00:00:00+00:00", datetime(2026, 6, 1, tzinfo=UTC)),
         (date, "2026-06-01", date(2026, 6, 1)),
         (Decimal, "1.10", Decimal("1.10")),
+        (Decimal, "1E+309", Decimal("1E+309")),
         (UUID, "12345678123456781234567812345678", UUID(int=0x12345678123456781234567812345678)),
         (Path, "a/b", Path("a/b")),
         (Annotated[int, "positive"], 7, 7),

@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 from uuid import UUID
 
 import pydantic
@@ -125,6 +125,17 @@ def test_a_typed_dict_is_checked_and_stays_a_dict() -> None:
             assert str(refused.value) == text, payload
         else:
             assert converter(Page)(payload, "page") == payload, payload
+
+
+class Sheet(TypedDict, total=False):
+    size: Annotated[Required[str], "a remark"]
+    copies: int
+
+
+def test_a_required_field_of_a_typed_dict_that_is_not_total_is_asked_for() -> None:
+    assert converter(Sheet)({"size": "a4"}, "sheet") == {"size": "a4"}
+    with pytest.raises(Mismatch, match=r"field 'sheet.size' is missing"):
+        converter(Sheet)({"copies": 1}, "sheet")
 
 
 def test_of_many_refused_fields_a_few_are_named() -> None:

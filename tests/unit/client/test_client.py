@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.client.jobs import Jobs
-from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, Unsupported
 from jobpool.message import producer
 from jobpool.message.definition import JobDefinition
 
@@ -219,6 +222,32 @@ def test_a_given_backend_stays_its_owners(memory: QueueBackend) -> None:
 def test_no_password_is_shown() -> None:
     assert repr(Jobs("memory://")) == "<Jobs memory://>"
     assert repr(Jobs()) == "<Jobs on the default backend>"
+
+
+def test_threads_that_waited_while_a_first_connection_failed_share_its_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs, tries, arrived = Jobs("redis://nowhere"), [], threading.Barrier(8)
+
+    def fail() -> QueueBackend:
+        tries.append(threading.get_ident())
+        if len(tries) == 1:
+            time.sleep(0.3)  # the others come to wait meanwhile
+        raise BackendUnavailable("no answer")
+
+    def send() -> str:
+        arrived.wait(10.0)
+        with pytest.raises(BackendUnavailable) as raised:
+            jobs.enqueue("report")
+        return str(raised.value)
+
+    monkeypatch.setattr(jobs, "_open", fail)
+    with ThreadPoolExecutor(8) as threads:
+        assert [sent.result(10.0) for sent in [threads.submit(send) for _ in range(8)]] == ["no answer"] * 8
+    assert len(tries) == 1
+    with pytest.raises(BackendUnavailable):
+        jobs.enqueue("report")
+    assert len(tries) == 2, "a later call tries anew"
 
 
 # --- forked processes and children -----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.outcome import Status
 from jobpool.message.results import JobState
 from jobpool_backends.memory import MemoryBackend
@@ -60,6 +61,10 @@ def registry(said: Said) -> HandlerRegistry:
     @registry.handler("odd")
     def odd() -> object:
         return {"set": {1}, "complex": 1j}
+
+    @registry.handler("large")
+    def large() -> str:
+        return "x" * MAX_BODY_BYTES
 
     return registry
 
@@ -314,6 +319,15 @@ def test_a_chain_within_a_batch_belongs_to_it(jobs: Jobs, run: Callable[[], None
     run()
     assert [name for name, _ in said] == ["next", "done"]
     assert said[1][1]["total"] == 2
+
+
+def test_a_result_too_large_to_be_handed_on_is_the_end_at_once(jobs: Jobs, run: Callable[[], None]) -> None:
+    job = jobs.define("large").max_retries(5).then(told("after"), previous=True)
+    ident = job.dispatch()
+    run()
+    [letter] = jobs.backend.list_messages(MessageFilter(ids=(ident,)))
+    assert (letter.reason, letter.attempts) == ("unrecoverable", 1)
+    assert "the result cannot be handed on by previous=True: the body of job 'told' has" in str(letter.last_error)
 
 
 def test_results_that_json_does_not_know_are_handed_on_as_text(jobs: Jobs, run: Callable[[], None], said: Said) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 import subprocess
 import sys
@@ -162,6 +163,34 @@ def test_only_the_queues_that_are_named_run(pool: VirtualPool) -> None:
     pool.enqueue_many([a_job(), a_job(queue="mails"), a_job(queue="other")])
     assert [run.queue for run in pool.run_all("mails", "reports")] == ["mails", "reports"]
     assert [message.queue for message in pool.waiting()] == ["other"]
+
+
+def test_a_paused_queue_runs_when_its_pause_is_over(pool: VirtualPool, log: Log) -> None:
+    pool.jobs.pause("default", until=60.0)
+    pool.jobs.pause("second")
+    pool.enqueue("report")
+    pool.enqueue(JobDefinition("report", queue="second"))
+    assert pool.run_one() is None
+    assert pool.run_ready() == []
+    [run] = pool.run_all(limit=1)
+    assert (run.queue, run.at) == ("default", pool.clock.wall())
+    assert log == ["report"]
+    pool.jobs.resume("second")
+    assert [run.queue for run in pool.run_all()] == ["second"]
+
+
+def test_in_a_running_event_loop_a_coroutine_says_what_to_do(registry: HandlerRegistry) -> None:
+    @registry.handler(max_retries=9)
+    async def fetch(_: JobContext) -> str:
+        return await asyncio.sleep(0, "fetched")
+
+    async def test(pool: VirtualPool) -> str:
+        pool.enqueue("fetch")
+        assert "await asyncio.to_thread(pool.run_all)" in str(pool.run_ready(limit=1)[0].error)
+        return (await asyncio.to_thread(pool.run_all))[0].output
+
+    with VirtualPool(registry) as pool:
+        assert asyncio.run(test(pool)) == "fetched"
 
 
 def test_an_hour_of_waiting_takes_no_time(registry: HandlerRegistry) -> None:
