@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import psycopg
 
-from jobpool.errors import JobpoolError
+from jobpool.errors import InvalidJob, JobpoolError
 from jobpool_backends.errors import Meaning, mend, take_no_writes, wait
 from jobpool_backends.postgres.connection import Address, AnswerTimeout
 from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN, not_open
@@ -89,6 +89,7 @@ _UNWELCOME = {
 
 _BY_CODE = {
     "53100": take_no_writes("has a full disk: free some space there"),
+    "54000": take_no_writes("has reached a limit of its own, and takes no writes: see its log"),
     **{code: wait(text) for code, text in _UNAVAILABLE.items()},
     **{code: mend(text) for code, text in _REFUSED.items()},
 }
@@ -100,6 +101,9 @@ _SILENT = wait("does not answer: check the network and the server's load")
 _STATEMENT_MODE = mend("is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini")
 _CLOSED = wait("closed the connection: try again when it is up")
 _ELSE = wait("cannot be reached")
+_UNKEPT = Meaning(InvalidJob, "cannot keep a value")
+_UNWELL = wait("reports trouble of its own: see its log")
+_UNWELL_CLASSES = ("53", "54", "55", "57", "58", "XX")  # of codes: the server's resources, limits, state and faults
 
 
 def is_conflict(error: psycopg.Error) -> bool:
@@ -116,7 +120,7 @@ def is_stale(error: psycopg.Error) -> bool:
 
 
 def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
-    """Raise what the error of a statement means. One that is not in the tables is a fault in jobpool, and stays."""
+    """Raise what the error of a statement means. One that nothing here explains is a fault in jobpool, and stays."""
     meaning = _BY_CODE.get(error.sqlstate or "")
     if error.sqlstate == BATCH_NOT_OPEN:
         raise not_open(error) from None
@@ -126,6 +130,10 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
         meaning = _STATEMENT_MODE
     elif meaning is None and is_stale(error):
         meaning = _CLOSED
+    elif meaning is None and isinstance(error, psycopg.DataError):
+        meaning = _UNKEPT
+    elif meaning is None and (error.sqlstate or "").startswith(_UNWELL_CLASSES):
+        meaning = _UNWELL
     if meaning is None:
         raise error
     raise _said(error, address, meaning) from None
