@@ -12,7 +12,7 @@ _SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%(names)b::
 _ROLES = "SELECT pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication)"
 
 _TABLES = """
-SELECT c.relname,
+SELECT quote_ident(n.nspname) || '.' || c.relname,
     EXISTS (SELECT FROM pg_options_to_table(c.reloptions)
             WHERE option_name = 'autovacuum_enabled' AND NOT option_value::boolean),
     c.reltuples <= 0 AND c.relpages = 0 AND pg_relation_size(c.oid) > %(large)b
@@ -127,14 +127,13 @@ def _of_pooler(pooled: bool) -> Finding:
         "LISTEN hears nothing, so an idle pool begins a job up to 0.25 s late; nor can jobpool set limits for its"
         " sessions"
     )
-    mend = "set idle_in_transaction_session_timeout to 10s for this user, or connect to the server itself"
+    mend = "set statement_timeout (3s) and idle_in_transaction_session_timeout (10s) for this user, or leave it out"
     return Finding("postgres.pooler", Level.WARNING, "a pooler lends out the server's sessions", why, mend)
 
 
 def _of_tables(database: Database) -> Iterator[Finding]:
     found = []
-    for name, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE_TABLE_BYTES}):
-        table = f"{database.schema}.{name}"
+    for table, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE_TABLE_BYTES}):
         if unswept:
             told, mend = f"autovacuum is off for table {table}", f"run ALTER TABLE {table} RESET (autovacuum_enabled)"
             found.append(Finding("postgres.tables", Level.PROBLEM, told, _UNSWEPT, mend))

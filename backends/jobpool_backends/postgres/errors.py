@@ -51,8 +51,8 @@ _REFUSED = {
     "28000": "refuses this user: check the user in the URL and the server's pg_hba.conf",
     "28P01": "refuses this password or user: check them in the URL",
     "3D000": "has no such database: create it (createdb), or name another in the URL",
-    "42501": "does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA {schema}, and SELECT, INSERT, UPDATE,"
-    " DELETE ON ALL TABLES and EXECUTE ON ALL FUNCTIONS in it",
+    "42501": 'does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA "{schema}", and SELECT,'
+    " INSERT, UPDATE, DELETE ON ALL TABLES and EXECUTE ON ALL FUNCTIONS in it",
     "3F000": "has no schema {schema!r} any more: run `jobpool init`",
     "42P01": "has lost a table of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
     "42883": "has lost a function of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",

@@ -41,7 +41,7 @@ def of_code(code: str) -> psycopg.Error:
         ("08P01", BackendUnavailable, "closed the connection"),  # as pgbouncer says that its server is gone
         ("28P01", ConfigurationError, "refuses this password or user"),
         ("3D000", ConfigurationError, "has no such database: create it"),
-        ("42501", ConfigurationError, "GRANT USAGE ON SCHEMA mine"),
+        ("42501", ConfigurationError, 'GRANT USAGE ON SCHEMA "mine",'),
         ("3F000", ConfigurationError, "has no schema 'mine' any more"),
         ("42P01", ConfigurationError, "has lost a table of schema 'mine'"),
         ("42883", ConfigurationError, "has lost a function of schema 'mine'"),

@@ -317,7 +317,7 @@ def test_who_may_not_create_it_is_told_what_to_run(rig: Rig, role: str) -> None:
 
 def test_who_may_not_use_it_is_told_what_to_grant(rig: Rig, role: str) -> None:
     rig.open().prepare()
-    with pytest.raises(ConfigurationError, match=f"GRANT USAGE ON SCHEMA {rig.schema}, and SELECT, INSERT"):
+    with pytest.raises(ConfigurationError, match=f'GRANT USAGE ON SCHEMA "{rig.schema}", and SELECT, INSERT'):
         rig.database(base=base(rig, role)).prepare()
     for what in (
         "USAGE ON SCHEMA {schema}",
