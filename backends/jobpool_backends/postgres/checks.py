@@ -72,6 +72,7 @@ _MISTAKES = {
     ("track_counts", "off"): ("autovacuum does nothing without it, and fetching slows down", "set it to 'on'"),
     ("default_transaction_isolation", "serializable"): (_COLLIDE, "set it to 'read committed' for this user"),
     ("default_transaction_isolation", "repeatable read"): (_COLLIDE, "set it to 'read committed' for this user"),
+    ("array_nulls", "off"): (_UNUSABLE, "set it to 'on' for this user"),
     ("default_transaction_read_only", "on"): (_UNWRITABLE, "set it to 'off' for this user"),
 }
 """Wrong values of settings, each with its consequence and mend."""
