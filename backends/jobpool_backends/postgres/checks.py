@@ -12,7 +12,7 @@ _SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%(names)b::
 _ROLES = "SELECT pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication)"
 
 _TABLES = """
-SELECT c.relname,
+SELECT quote_ident(n.nspname) || '.' || c.relname,
     EXISTS (SELECT FROM pg_options_to_table(c.reloptions)
             WHERE option_name = 'autovacuum_enabled' AND NOT option_value::boolean),
     c.reltuples <= 0 AND c.relpages = 0 AND pg_relation_size(c.oid) > %(large)b
@@ -72,6 +72,7 @@ _MISTAKES = {
     ("track_counts", "off"): ("autovacuum does nothing without it, and fetching slows down", "set it to 'on'"),
     ("default_transaction_isolation", "serializable"): (_COLLIDE, "set it to 'read committed' for this user"),
     ("default_transaction_isolation", "repeatable read"): (_COLLIDE, "set it to 'read committed' for this user"),
+    ("array_nulls", "off"): (_UNUSABLE, "set it to 'on' for this user"),
     ("default_transaction_read_only", "on"): (_UNWRITABLE, "set it to 'off' for this user"),
 }
 """Wrong values of settings, each with its consequence and mend."""
@@ -127,14 +128,13 @@ def _of_pooler(pooled: bool) -> Finding:
         "LISTEN hears nothing, so an idle pool begins a job up to 0.25 s late; nor can jobpool set limits for its"
         " sessions"
     )
-    mend = "set idle_in_transaction_session_timeout to 10s for this user, or connect to the server itself"
+    mend = "set statement_timeout (3s) and idle_in_transaction_session_timeout (10s) for this user, or leave it out"
     return Finding("postgres.pooler", Level.WARNING, "a pooler lends out the server's sessions", why, mend)
 
 
 def _of_tables(database: Database) -> Iterator[Finding]:
     found = []
-    for name, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE_TABLE_BYTES}):
-        table = f"{database.schema}.{name}"
+    for table, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE_TABLE_BYTES}):
         if unswept:
             told, mend = f"autovacuum is off for table {table}", f"run ALTER TABLE {table} RESET (autovacuum_enabled)"
             found.append(Finding("postgres.tables", Level.PROBLEM, told, _UNSWEPT, mend))

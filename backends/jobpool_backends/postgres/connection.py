@@ -56,6 +56,7 @@ _MENDED = (
 )
 
 OLDEST_SERVER = 130000  # Postgres 13, as libpq writes it
+_ENCODINGS = ("UTF8", "SQL_ASCII", None)  # SQL_ASCII keeps any bytes; a pooler may not tell
 PREPARE_AFTER = 2  # executions of a statement: one that is asked once is not worth it
 
 _EVENTS = {Wait.R: POLLIN, Wait.W: POLLOUT, Wait.RW: POLLIN | POLLOUT}
@@ -177,8 +178,8 @@ class Connection(psycopg.Connection[TupleRow]):
 def connect(address: Address) -> Connection:
     """Return a new connection in autocommit, ready for use.
 
-    Raises `psycopg.Error` (see `errors`), or `ConfigurationError` for a server that is too old. Blocks for
-    `connect_timeout` for each host in turn, and for `timeout` after that.
+    Raises `psycopg.Error` (see `errors`), or `ConfigurationError` for a server that is too old, or a database that
+    cannot keep every text. Blocks for `connect_timeout` for each host in turn, and for `timeout` after that.
     """
     connection = Connection.connect(
         conninfo.make_conninfo(**address.parameters), autocommit=True, prepare_threshold=PREPARE_AFTER
@@ -190,6 +191,11 @@ def connect(address: Address) -> Connection:
             raise ConfigurationError(
                 f"the server at {address.where} is Postgres {version // 10000}, and postgresql:// needs"
                 f" {OLDEST_SERVER // 10000} or later: upgrade it, or use another backend"
+            )
+        if (encoding := connection.info.parameter_status("server_encoding")) not in _ENCODINGS:
+            raise ConfigurationError(
+                f"the database at {address.where} has the encoding {encoding}, and cannot keep every text: make one of"
+                " another name with `createdb -E UTF8 -T template0`"
             )
         statement = str(round(address.timeout * _SERVER_GIVES_UP * 1000))
         limits = {"pid": connection.info.backend_pid, "statement": statement, "idle": _IDLE_IN_TRANSACTION_MS}

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import psycopg
 
-from jobpool.errors import JobpoolError
+from jobpool.errors import InvalidJob, JobpoolError
 from jobpool_backends.errors import Meaning, mend, take_no_writes, wait
 from jobpool_backends.postgres.connection import Address, AnswerTimeout
 from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN, not_open
@@ -52,8 +52,8 @@ _REFUSED = {
     "28000": "refuses this user: check the user in the URL and the server's pg_hba.conf",
     "28P01": "refuses this password or user: check them in the URL",
     "3D000": "has no such database: create it (createdb), or name another in the URL",
-    "42501": "does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA {schema}, and SELECT, INSERT, UPDATE,"
-    " DELETE ON ALL TABLES and EXECUTE ON ALL FUNCTIONS in it",
+    "42501": 'does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA "{schema}", and SELECT,'
+    " INSERT, UPDATE, DELETE ON ALL TABLES and EXECUTE ON ALL FUNCTIONS in it",
     "3F000": "has no schema {schema!r} any more: run `jobpool init`",
     "42P01": "has lost a table of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
     "42883": "has lost a function of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
@@ -90,6 +90,7 @@ _UNWELCOME = {
 
 _BY_CODE = {
     "53100": take_no_writes("has a full disk: free some space there"),
+    "54000": take_no_writes("has reached a limit of its own, and takes no writes: see its log"),
     **{code: wait(text) for code, text in _UNAVAILABLE.items()},
     **{code: mend(text) for code, text in _REFUSED.items()},
 }
@@ -101,6 +102,9 @@ _SILENT = wait("does not answer: check the network and the server's load")
 _STATEMENT_MODE = mend("is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini")
 _CLOSED = wait("closed the connection: try again when it is up")
 _ELSE = wait("cannot be reached")
+_UNKEPT = Meaning(InvalidJob, "cannot keep a value")
+_UNWELL = wait("reports trouble of its own: see its log")
+_UNWELL_CLASSES = ("53", "54", "55", "57", "58", "XX")  # of codes: the server's resources, limits, state and faults
 
 
 def is_conflict(error: psycopg.Error) -> bool:
@@ -117,7 +121,7 @@ def is_stale(error: psycopg.Error) -> bool:
 
 
 def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
-    """Raise what the error of a statement means. One that is not in the tables is a fault in jobpool, and stays."""
+    """Raise what the error of a statement means. One that nothing here explains is a fault in jobpool, and stays."""
     meaning = _BY_CODE.get(error.sqlstate or "")
     if error.sqlstate == BATCH_NOT_OPEN:
         raise not_open(error) from None
@@ -127,6 +131,10 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
         meaning = _STATEMENT_MODE
     elif meaning is None and is_stale(error):
         meaning = _CLOSED
+    elif meaning is None and isinstance(error, psycopg.DataError):
+        meaning = _UNKEPT
+    elif meaning is None and (error.sqlstate or "").startswith(_UNWELL_CLASSES):
+        meaning = _UNWELL
     if meaning is None:
         raise error
     raise _said(error, address, meaning) from None

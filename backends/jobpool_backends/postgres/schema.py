@@ -294,6 +294,7 @@ def _read_version(connection: Connection, schema: str) -> tuple[int, str]:
 
 
 def _migrate(connection: Connection, schema: str) -> None:
+    version = 0
     try:
         with connection.transaction():
             # One process at a time migrates, and sees what the one before has done. No other program of the database
@@ -315,10 +316,13 @@ def _migrate(connection: Connection, schema: str) -> None:
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         user = connection.info.user
-        raise ConfigurationError(
-            f"user {user!r} may not create or migrate schema {schema!r} ({_first_line(error)}): run `jobpool init` as"
-            f' one who may, or let an administrator run CREATE SCHEMA {quoted(schema)} AUTHORIZATION "{user}"'
-        ) from error
+        told = f"schema {schema!r} is at version {version}, and this jobpool needs {VERSION}"
+        mend = "run `jobpool init --broker-only` as its owner"
+        if not version:
+            told = f"user {user!r} may not create schema {schema!r}"
+            sql = f'CREATE SCHEMA {quoted(schema)} AUTHORIZATION "{user}"'
+            mend = f"run `jobpool init --broker-only` as one who may, or let an administrator run {sql}"
+        raise ConfigurationError(f"{told} ({_first_line(error)}): {mend}") from error
 
 
 def _version_under_lock(connection: Connection, schema: str) -> int:

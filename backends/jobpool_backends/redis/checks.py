@@ -30,7 +30,7 @@ _NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
 
 _EVICTED = {
     "allkeys": "messages are thrown away unseen",
-    "volatile": "the memory of calls is thrown away, so that a repeated call may be done twice",
+    "volatile": "idempotency keys, unique keys and results are thrown away unseen, so that jobs run twice",
 }
 
 

@@ -177,8 +177,9 @@ class Sentinels:
     """The way to the master of one service: `place`, wherever it is.
 
     Each new connection asks the sentinels anew, and the server is asked if it agrees. A master that was demoted closes
-    its connections or answers READONLY; the link then throws all of them away, so the next call comes here. It does
-    not listen for announcements: an answer costs a millisecond when a connection breaks, and nothing otherwise.
+    its connections or answers READONLY; one that its replicas have left answers NOREPLICAS. The link then throws all of
+    them away, so the next call comes here. It does not listen for announcements: an answer costs a millisecond when a
+    connection breaks, and nothing otherwise.
     """
 
     def __init__(self, seeds: Sequence[Endpoint], node: Endpoint, service: str) -> None:
@@ -247,7 +248,7 @@ _BY_WORD = {
     "MISCONF": take_no_writes("refuses writes because it cannot save to its disk: see its log, and free some space"),
     "NOREPLICAS": take_no_writes(
         "refuses writes because too few of its replicas are connected (min-replicas-to-write): bring them back"
-    ),
+    )._replace(sound=False),  # they may follow a new master: sentinels name it 10 s before they demote this one
     "NOAUTH": mend(
         "wants a password, and got none: write user and password before the host in the URL, or use the option password"
         " (a sentinel's is sentinel_password)"

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, ReapPolicy
-from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
+from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
 from jobpool.master.dead_letter_jobs import DeadLetterJobs
 from jobpool.master.events import Answered, Counted, Event, GivenUp, Produced, ReapDone
@@ -339,6 +339,9 @@ class SettleThread(MasterThread):
 def _without_company(settlement: Settlement, error: JobpoolError) -> Settlement:
     """Return the stand-in for a settlement that is refused even alone. Raise `error` if it brings nothing along."""
     match settlement:
+        case Abandon(error=told, follow_ups=()) if isinstance(error, InvalidJob) and told != str(error):
+            logger.warning("a dead letter is kept without its error", extra={"fields": {"error": str(error)}})
+            return replace(settlement, error=str(error), cause=None)
         case Ack(follow_ups=()) | Abandon(follow_ups=()):
             raise error
         case Abandon(follow_ups=follow_ups):

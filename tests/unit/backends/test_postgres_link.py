@@ -289,6 +289,22 @@ def test_an_old_server_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
         session(rig.database())
 
 
+def test_a_database_that_cannot_keep_every_text_is_refused(mortal: PostgresServer) -> None:
+    for encoding in ("LATIN1", "SQL_ASCII"):  # Debian's where the machine has no locale; it keeps any bytes
+        name = encoding.lower()
+        with psycopg.connect(mortal.url(), autocommit=True) as server:
+            server.execute(
+                f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+            )
+        database = Database(read_address(mortal.url(name)))
+        if encoding == "LATIN1":
+            with pytest.raises(ConfigurationError, match=r"has the encoding LATIN1, .*createdb -E UTF8 -T template0"):
+                session(database)
+        else:
+            assert database.run("SELECT %(text)b", {"text": "→"}) == [("→",)]
+        database.close()
+
+
 # --- collisions --------------------------------------------------------------------------------------------
 
 

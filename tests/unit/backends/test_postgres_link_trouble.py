@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from support.tables import row
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, WriteRefused
 from jobpool_backends.postgres.connection import Address, AnswerTimeout, read_address
 from jobpool_backends.postgres.errors import is_conflict, is_stale, raise_explained, raise_unreached
 
@@ -23,6 +23,12 @@ def of_code(code: str) -> psycopg.Error:
         ("53100", BackendUnavailable, "has a full disk: free some space there"),
         ("53200", BackendUnavailable, "is out of memory"),
         ("53300", BackendUnavailable, "has no connection left: raise max_connections"),
+        ("54000", WriteRefused, "has reached a limit of its own"),
+        ("55006", BackendUnavailable, "reports trouble of its own: see its log"),
+        ("57P04", BackendUnavailable, "reports trouble of its own"),
+        ("58P01", BackendUnavailable, "reports trouble of its own"),
+        ("XX000", BackendUnavailable, "reports trouble of its own"),
+        ("22P05", InvalidJob, "cannot keep a value"),
         ("57P01", BackendUnavailable, "is stopping, or somebody ended the session"),
         ("57P02", BackendUnavailable, "restarts after a crash"),
         ("57P03", BackendUnavailable, "is starting or stopping: try again when it is up"),
@@ -35,7 +41,7 @@ def of_code(code: str) -> psycopg.Error:
         ("08P01", BackendUnavailable, "closed the connection"),  # as pgbouncer says that its server is gone
         ("28P01", ConfigurationError, "refuses this password or user"),
         ("3D000", ConfigurationError, "has no such database: create it"),
-        ("42501", ConfigurationError, "GRANT USAGE ON SCHEMA mine"),
+        ("42501", ConfigurationError, 'GRANT USAGE ON SCHEMA "mine",'),
         ("3F000", ConfigurationError, "has no schema 'mine' any more"),
         ("42P01", ConfigurationError, "has lost a table of schema 'mine'"),
         ("42883", ConfigurationError, "has lost a function of schema 'mine'"),

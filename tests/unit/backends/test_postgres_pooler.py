@@ -192,6 +192,7 @@ def test_it_is_told_at_the_start(backend: PostgresBackend) -> None:
     backend.ping()
     [caution] = [caution for caution in backend.cautions() if "pooler" in caution]
     assert "LISTEN hears nothing" in caution
+    assert "set statement_timeout (3s)" in caution
 
 
 def test_an_end_of_the_pooler_is_an_outage_and_no_more(rig: Rig, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_what_the_settings_can_lose() -> None:
             "throws away calls",
             {"maxmemory": "1000", "maxmemory_policy": "volatile-ttl"},
             {},
-            ["maxmemory-policy volatile-ttl: .* memory of calls is thrown away, .* may be done twice; set noeviction"],
+            ["maxmemory-policy volatile-ttl: .* keys and results are thrown away .* run twice; set noeviction"],
         ),
         (
             "keeps nothing",

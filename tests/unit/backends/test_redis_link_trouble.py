@@ -16,7 +16,7 @@ from support.stalls import Stopwatch
 from support.tables import row
 from support.waiting import wait_until
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.connections import Link, Script, ServerLink
 from jobpool_torture.network import Proxy
@@ -240,6 +240,15 @@ def test_too_few_replicas(start: Start) -> None:
     with link_to(start(min_replicas_to_write="1")) as link:
         for write in writes(link):
             assert "refuses writes because too few of its replicas are connected" in told(BackendUnavailable, write)
+
+
+def test_a_master_that_its_replicas_have_left_is_looked_for_anew(start: Start) -> None:
+    ways = iter([start(min_replicas_to_write="1"), start()])
+    link = ServerLink(Endpoint(), lambda: Endpoint(port=next(ways).port, host="127.0.0.1").open())
+    write = writes(link)[1]
+    told(WriteRefused, write)
+    assert write() == b"OK"
+    link.close()
 
 
 def test_a_disk_that_cannot_be_written(start: Start) -> None:

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import MessageFilter, QueueStats, Reaped, ReapPolicy, State
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.master.settle_thread import SettleThread, Work
@@ -151,13 +151,15 @@ def test_a_reap_that_asks_nobody_is_no_sign_of_life(run: Callable[..., Thread]) 
 
 
 class Refusing(MemoryBackend):
-    """It has no queue `nowhere`; and none at all, once it is `gone`."""
+    """It has no queue `nowhere`, keeps no '€' in an error, and has no queue at all once it is `gone`."""
 
     gone = False
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         if self.gone or any(message.queue == "nowhere" for messages in brought.values() for message in messages):
             raise ConfigurationError("there is no queue 'nowhere'")
+        if any("€" in (getattr(settlement, "error", None) or "") for _, settlement in settlements):
+            raise InvalidJob("a character cannot be kept")
         return super()._settle(settlements, brought, call_id)
 
 
@@ -197,6 +199,19 @@ def test_a_dead_letter_whose_copy_is_refused_dies_as_it_was_to(
     [(_, settlement, answer)] = thread.answers(1)
     assert (settlement, answer) == (Abandon("timeout", "too slow"), Settled.OK)
     assert "a dead letter is not forwarded" in caplog.text
+
+
+def test_an_error_that_the_broker_cannot_keep_harms_no_other_job(
+    run: Callable[..., Thread], caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = run(Refusing())
+    good, dead, failed = (thread.held() for _ in range(3))
+    thread.start((good, Ack()), (dead, Abandon("failed", "10 €")), (failed, Nack(5.0, "10 €")))
+    answers = {delivery: (settlement, answer) for delivery, settlement, answer in thread.answers(3)}
+    assert answers[good] == (Ack(), Settled.OK)
+    assert answers[dead] == (Abandon("failed", "a character cannot be kept"), Settled.OK)
+    assert isinstance(answers[failed][0], Abandon)
+    assert "a dead letter is kept without its error" in caplog.text
 
 
 def test_a_broker_that_refuses_everything_ends_the_pool_with_its_own_sentence(run: Callable[..., Thread]) -> None:
