@@ -301,9 +301,8 @@ def _problem(pool: Pool) -> str:
         return refusal or BROKER_SILENT
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
-    if problem := pool.schedulers.problem or reload_under_way(pool):
-        return problem
-    return f"the last reload failed, the old code goes on: {pool.reload_error}" if pool.reload_error else ""
+    failed = f"the last reload failed, the old code goes on: {pool.reload_error}" if pool.reload_error else ""
+    return "; ".join(filter(None, (pool.schedulers.problem, reload_under_way(pool), failed)))
 
 
 class LoopCalls:
