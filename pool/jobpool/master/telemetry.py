@@ -124,7 +124,7 @@ def make_telemetry(
     version: str,
     also: MetricsCollector | None = None,
 ) -> Telemetry | None:
-    """Make what the settings ask for, if anything. Raises `ConfigurationError`: a taken port, or no such directory."""
+    """Make what the settings ask for, if anything. Raises `JobpoolError`: a taken port, no such directory."""
     place: Place | None = None
     history = settings.history
     if history.path is not None:
