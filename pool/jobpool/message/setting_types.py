@@ -179,7 +179,7 @@ def parse_handlers(value: object) -> dict[str, list[str]]:
             raise ValueError(f"{queue!r} names no handlers: write QUEUE=HANDLER,HANDLER")
         listed = parse_names(names)
         if odd := next((name for name in listed if "=" in name), None):
-            raise ValueError(f"{odd!r} is not a handler: write a ; between queues, as in {queue}=a,b;other=c")
+            raise ValueError(f"{odd!r} is not a handler: write {queue}=a,b;other=c")
         allowed[check_queue(queue)] = [*allowed.get(queue, ()), *listed]
     return allowed
 

@@ -278,7 +278,7 @@ def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes() -> None:
         (
             "queue_handlers",
             ("q=quick,r=fail",),
-            "--queue-handlers: 'r=fail' is not a handler: write a ; between queues",
+            "--queue-handlers: 'r=fail' is not a handler: write q=a,b;other=c",
         ),
         ("queues", ('["a", "b"]',), '--queue: \'["a", "b"]\' is written as in a file: here it is a text without br'),
         ("queue_handlers", ('{q=["b"]}',), "--queue-handlers: '{q=[\"b\"]}' is written as in a file"),
