@@ -55,9 +55,7 @@ def test_an_app_that_does_not_import_at_the_start_ends_the_pool_with_one_sentenc
     app.write_text(BROKEN)
     broken = rig.run_pool(app=app)
     assert broken.wait() == 1
-    last = broken.log_path.read_text().splitlines()[-1]
-    assert last.startswith("jobpool: ")
-    assert "RuntimeError: half a deploy" in last
+    assert "RuntimeError: half a deploy" in broken.log()[-1]["error"]
     assert "Traceback" not in broken.log_path.read_text()
     assert (rig.inspect(ident).state, rig.inspect(ident).deliveries) == (State.WAITING, 0)
 

@@ -209,7 +209,12 @@ def is_current(connection: sqlite3.Connection, path: str) -> bool:
             f"database {path} has schema version {version}, and this jobpool knows {VERSION}:"
             " install the newer jobpool that wrote it, or name another file"
         )
-    return version == VERSION
+    return version == VERSION and not _lacks_stopped(connection)
+
+
+def _lacks_stopped(connection: sqlite3.Connection) -> bool:
+    """Return whether the file's version 6 is of a build before the release, without this column of `batches`."""
+    return not connection.execute("SELECT 1 FROM pragma_table_info('batches') WHERE name = 'stopped'").fetchone()
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -224,4 +229,6 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
     for statements in MIGRATIONS[_version(connection) :]:
         for statement in statements:
             connection.execute(statement)
+    if _lacks_stopped(connection):
+        connection.execute("ALTER TABLE batches ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0")
     connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import click
 from msgspec import structs
 
+from jobpool.cli.main import logged_failure
 from jobpool.cli.options import COMMON_KEYS, Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
@@ -64,7 +65,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     start = _start(session, flags)
     if not (once or at):
         configure(start.log_level, start.log_format).write_in_background()
-        serve(start)
+        with logged_failure(start.log_format, "the scheduler ends"):
+            serve(start)
         return
     schedulers = _schedulers(start)
     with opened(start) as backend:

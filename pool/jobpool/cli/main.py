@@ -15,11 +15,13 @@ A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEB
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,6 +37,14 @@ if TYPE_CHECKING:
 
 FAILED = 1
 USAGE = 2
+
+FAULT = "A fault in jobpool; -vv shows where: please report it."
+OUT_OF_THREADS = (
+    "the system refuses a thread or memory: raise the limit of processes and threads (TasksMax= under systemd,"
+    " --pids-limit of a container, `ulimit -u`) or of memory (`ulimit -v`)"
+)
+
+log = logging.getLogger("jobpool.cli")
 
 DEFAULT_VERB = "run"
 OTHERS = "jobpool.verbs"  # entry-point group of verbs that other packages bring: each a click command
@@ -317,23 +327,52 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
 
 
 def _report(error: Exception) -> int:
+    if isinstance(error, JobpoolError):
+        for stack in getattr(error, "__notes__", ()):  # of an app that does not import
+            click.echo(printable(stack), err=True)
+    code, sentence, hint = explained(error)
+    click.echo(printable(f"jobpool: {sentence}"), err=True)
+    if hint:
+        click.echo(hint, err=True)
+    return code
+
+
+def explained(error: Exception) -> tuple[int, str, str]:
+    """Return the exit code for an error, the sentence, and a hint; "" = there is none."""
     if isinstance(error, click.NoSuchOption) and (key := error.option_name.strip("-").replace("-", "_")) in REMOVED:
-        return _say(USAGE, removed(error.option_name, key))
+        return USAGE, removed(error.option_name, key), ""
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         error = _hinted(error, error.ctx)
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else "jobpool"
-        return _say(USAGE, error.format_message(), f"`{path} --help` lists what there is.")
+        return USAGE, error.format_message(), f"`{path} --help` lists what there is."
     if isinstance(error, click.ClickException):
-        return _say(error.exit_code, error.format_message())
+        return error.exit_code, error.format_message(), ""
     if isinstance(error, JobpoolError):
-        for stack in getattr(error, "__notes__", ()):  # of an app that does not import
-            click.echo(printable(stack), err=True)
-        return _say(USAGE if isinstance(error, ConfigurationError | ValueError) else FAILED, str(error))
+        return USAGE if isinstance(error, ConfigurationError | ValueError) else FAILED, str(error), ""
     if isinstance(error, OSError) and error.filename:
-        return _say(FAILED, f"{error.filename}: {error.strerror}")
-    hint = "A fault in jobpool; -vv shows where: please report it."
-    return _say(FAILED, f"unexpected {type(error).__name__}: {error}", hint)
+        return FAILED, f"{error.filename}: {error.strerror}", ""
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return FAILED, OUT_OF_THREADS, ""
+    return FAILED, f"unexpected {type(error).__name__}: {error}", FAULT
+
+
+@contextmanager
+def logged_failure(log_format: str, event: str) -> Iterator[None]:
+    """Log what ends the block, if the log is JSON, in place of the sentence: no reader of such a log expects one."""
+    try:
+        yield
+    except (click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise
+    except Exception as error:
+        if log_format != "json":
+            raise
+        code, sentence, hint = explained(error)
+        stacks = "\n".join(getattr(error, "__notes__", ()))
+        trace = stacks or (traceback.format_exc() if hint == FAULT else "")
+        fields = {"error": sentence} | ({"trace": trace} if trace else {})
+        log.critical("the app does not load" if stacks else event, extra={"fields": fields})
+        raise click.exceptions.Exit(code) from None
 
 
 def _hinted(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
@@ -345,13 +384,6 @@ def _hinted(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
     refused = f"`{ctx.command_path}` has no use for {name} (elsewhere: {one.means.rstrip('.')})."
     meant = MEANT_OPTIONS.get(name)
     return click.UsageError(refused + (f" Did you mean {meant!r}?" if meant in _values_taken(ctx.command) else ""), ctx)
-
-
-def _say(code: int, sentence: str, hint: str = "") -> int:
-    click.echo(printable(f"jobpool: {sentence}"), err=True)
-    if hint:
-        click.echo(hint, err=True)
-    return code
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, FAILED>, CRASH>, AGE>, REASON, CAU
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
 
-TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
+NEVER = 253_402_300_800.0  # Unix time of the year 10,000; a body may hold any
+TIMES = ("enqueued_at", "available_at", "died_at", "ends_at")
 
 terms_argument = click.argument("terms", nargs=-1, metavar="[FILTER]...")
 queue_option = option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
@@ -192,11 +193,14 @@ def as_values(message: Message) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(message, name) for name in (*names, "last_error")}
     values["cause"] = cause_values(message.cause)
     values["state"] = message.state.value
-    for name in TIMES:
-        moment = getattr(message, name)
-        told = "" if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
-        values[name] = told.replace("+00:00", "Z") or None
+    values |= {name: _time(getattr(message, name)) for name in TIMES} | {"lease_until": _time(message.expires_at)}
     return values | (_body(message.body) if message.handler else {"message": shown_value(message.body)})
+
+
+def _time(moment: float | None) -> str | None:
+    if moment is None or moment >= NEVER:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def shown_value(body: bytes) -> Any:
@@ -238,7 +242,7 @@ def _body(body: bytes) -> dict[str, Any]:
     except MalformedEnvelope as error:
         return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
     names = ("name", "max_retries", "timeout", "idempotency_key", "payload", "meta")
-    return {name: getattr(envelope, name) for name in names}
+    return {"expires_at": _time(envelope.expires)} | {name: getattr(envelope, name) for name in names}
 
 
 def _describe(message: Message) -> None:

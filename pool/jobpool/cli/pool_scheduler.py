@@ -9,7 +9,7 @@ from functools import partial
 from jobpool.cron.service import serve
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.scheduler_process import READY, REFUSED, CronStart, say, say_fired
+from jobpool.ipc.scheduler_process import READY, REFUSED, CronStart, Pulse, say, say_fired
 from jobpool.telemetry.logs import configure
 
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     os.close(config)
     configure(start.log_level, start.log_format).write_in_background()
     try:
-        serve(start, companion=True, on_ready=partial(say, line, READY), on_fired=partial(say_fired, line))
+        serve(start, pulse=Pulse(line), on_ready=partial(say, line, READY), on_fired=partial(say_fired, line))
     except JobpoolError as error:
         say(line, str(error).encode())  # the master logs it
         return REFUSED if isinstance(error, ConfigurationError) else 1

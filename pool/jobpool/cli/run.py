@@ -19,9 +19,10 @@ import click
 
 from jobpool import __version__
 from jobpool.cli import options
+from jobpool.cli.main import logged_failure
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_secrets
-from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.errors import ConfigurationError
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
@@ -92,7 +93,12 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    with _stack_as_json(pool), _published(pool) as (published, note), _notifying(note), _begun() as begun:
+    with (
+        logged_failure(pool.log_format, "the pool ends"),
+        _published(pool) as (published, note),
+        _notifying(note),
+        _begun() as begun,
+    ):
         status = _run(published, note, lines if progress else None, ctx.obj, begun)
     _leave(status)
 
@@ -122,18 +128,6 @@ def _hang_up(*_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-@contextlib.contextmanager
-def _stack_as_json(pool: Settings) -> Iterator[None]:
-    """Log the stack of the app's import, if that failed, where the log is JSON. Its sentence stays the last word."""
-    try:
-        yield
-    except JobpoolError as error:
-        if pool.log_format == "json" and (stacks := getattr(error, "__notes__", None)):
-            log.critical("the app does not load", extra={"fields": {"error": str(error), "trace": "\n".join(stacks)}})
-            stacks.clear()
-        raise
-
-
 def _leave(status: int) -> NoReturn:
     """End the process without the end of the interpreter, which can crash on a thread that still waits for the broker.
 
@@ -151,18 +145,18 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
+    about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
+    about["scheduler"] = pool.cron
     try:
         place = runtime_dir(pool.runtime_dir)
+        note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=__version__, **about)
+        path = register(place, note)
     except ConfigurationError as error:
         if pool.runtime_dir is not None:
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
         yield pool, None
         return
-    about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
-    about["scheduler"] = pool.cron
-    note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=__version__, **about)
-    path = register(place, note)
     try:
         yield replace(pool, board_path=note.board), note
     finally:

@@ -105,6 +105,7 @@ class CronRunner:
         )
         self.time = CronTime(backend, clock)
         self._told_ahead: set[str] = set()
+        self.on_inline: Callable[[str], object] = lambda _: None  # called before the job of that schedule runs here
         self.silence = ""  # the name of the broker's silence in the last `run`; "" = it answered
 
     def serves(self, planned: Planned) -> bool:
@@ -145,7 +146,7 @@ class CronRunner:
         keys. A firing that is inline, has dependencies, or makes up for several instants has its own.
         """
         fixed = None if now is None else _aware(now)
-        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
+        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped, self.on_inline)
         self._memory.read(tick.now)
         self._note_ahead(tick.now)
         tick.run(self.planned)

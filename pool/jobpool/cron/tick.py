@@ -96,14 +96,21 @@ def _signals_kept() -> Iterator[None]:
 class Tick:
     """One turn. `now`: when it began; instants due by then are fired, by `clock` maybe later. `firings`: their results.
 
-    `stopped` tells if no more is to be fired.
+    `stopped` tells if no more is to be fired. `on_inline` is called with a schedule before its job runs here.
     """
 
-    def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        means: Means,
+        clock: Callable[[], datetime],
+        stopped: Callable[[], bool],
+        on_inline: Callable[[str], object],
+    ) -> None:
         self._means = means
         self._memory = means.memory
         self._clock = clock
         self._stopped = stopped
+        self._on_inline = on_inline
         self._undecided: set[str] = set()
         self._new: dict[str, Record] = {}
         self._batch: list[Waiting] = []
@@ -231,6 +238,7 @@ class Tick:
             if not self._memory.win([key])[0]:
                 return self._firing(planned, at, FiringStatus.ALREADY)
             definition = replace(definition, identifier=once_id(key))
+            self._on_inline(planned.name)
             return self._means.run_inline(planned.name, definition, at, self._late(at))
         except BackendUnavailable as error:
             self.silent[queue] = str(error)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 
 from jobpool.ipc.fork_client import OutputLines, execute, in_memory
@@ -22,8 +23,11 @@ PROGRAM = "jobpool.cli.pool_scheduler"
 READY = b"\0"  # the app is imported, its schedules are good and the broker has answered; all else is an error's text
 REFUSED = 2  # the exit status when the app or a setting cannot work, and another try cannot either
 FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them, up to a line break
+TURNS = b"\2"  # it turns; before the schedule whose job it begins to run in its own process, if any, up to a line break
+TURNS_EVERY_S = 10.0  # seconds between two of these in a sleep; while it works they are at least a second apart
 FIRED_AT_ONCE = 300  # firings told in one write, which a pipe takes whole or not at all
 MAX_RECORD_BYTES = 16 * 1024  # bytes of a line of its log
+MAX_NAME = 200  # characters of a schedule that are told
 MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no more at once
 
 
@@ -38,6 +42,25 @@ def say_fired(line: int, lateness: Sequence[float]) -> None:
     for first in range(0, len(lateness), FIRED_AT_ONCE):
         told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
         say(line, FIRED + told.encode() + b"\n")
+
+
+class Pulse:
+    """A teller of turns to the master: it must know of a scheduler that hangs."""
+
+    def __init__(self, line: int) -> None:
+        self._line = line
+        self._next = 0.0
+
+    def beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + 1.0
+            say(self._line, TURNS + b"\n")
+
+    def begin(self, schedule: str) -> None:
+        """Tell which job runs from now on until the next beat."""
+        self._next = 0.0
+        say(self._line, TURNS + " ".join(schedule.split())[:MAX_NAME].encode(errors="replace") + b"\n")
 
 
 @hides("backend", "signing_keys")
@@ -68,6 +91,7 @@ class SchedulerProcess:
         self.pid = process.pid  # it leads a session and a group of its own
         self.line = line  # readable when it has said something, and when it hung up; then `hear`
         self.is_ready = False
+        self.turned: str | None = None  # it turns; the schedule whose job it runs. The reader sets it to None
         self.fired: list[float] = []  # the lateness of firings that it has told of, in seconds; the reader empties it
 
     @classmethod
@@ -103,10 +127,15 @@ class SchedulerProcess:
             while words := os.read(self.line, MAX_WORDS_BYTES):
                 self.is_ready = self.is_ready or READY in words
                 *lines, last = (self._words + words.replace(READY, b"")).split(b"\n")
+                kept = []
                 for line in lines:
                     if line.startswith(FIRED):
                         self.fired += map(float, line[len(FIRED) :].split())
-                kept = [*(line for line in lines if not line.startswith(FIRED)), last]
+                    elif line.startswith(TURNS):
+                        self.turned = line[len(TURNS) :].decode(errors="replace")
+                    else:
+                        kept.append(line)
+                kept.append(last)
                 self._words = b"\n".join(kept)[:MAX_WORDS_BYTES]
         except BlockingIOError:
             return True

@@ -102,7 +102,7 @@ def run_pool(
         broker.ping()
         for caution in broker.cautions():
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
-        with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
+        with _new_board(settings) as board:
             neighbours = neighbourhood or Neighbourhood()
             return _run(settings, broker, signer, board, Signals(last=last), on_start, collector, neighbours, begun)
     finally:
@@ -318,6 +318,16 @@ def cron_start(settings: Settings) -> CronStart:
         log_level=settings.log_level,
         log_format="json",  # the master reads it, and logs it anew
     )
+
+
+def _new_board(settings: Settings) -> Scoreboard:
+    try:
+        return Scoreboard.create(settings.board_path, slot_count(settings.workers))
+    except OSError as error:
+        raise JobpoolError(
+            f"the scoreboard {settings.board_path or ''} cannot be written: {error.strerror}; see the free space of its"
+            " folder and `ulimit -f`, or set JOBPOOL_RUNTIME_DIR to another"
+        ) from error
 
 
 def _allow_descriptors(workers: int) -> None:

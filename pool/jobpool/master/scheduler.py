@@ -3,7 +3,7 @@
 There is one, where the settings ask for it, from the first ready child on. One that ends by itself is started again,
 after a back-off. When a new app has loaded, a second one is started. The first is asked to end once the second is
 ready, so an app with refused schedules leaves the first one running. An app whose last schedule was taken out gets one
-that fires nothing. Two at once fire nothing twice.
+that fires nothing. Two at once fire nothing twice. One that hangs is killed, unless it runs a job in its own process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from jobpool.master.actions import Action
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
+from jobpool.master.spawning import FROZEN_S
 from jobpool.master.state import Pool, Scheduler
+from jobpool.message.units import format_duration
+
+SILENT_AFTER_S = 60.0  # seconds without a turn after which it hangs: a turn is some calls to the broker, with timeouts
+END_LIMIT_S = 5.0  # seconds in which one that runs no job ends, once it was asked to
 
 
 class SchedulerStarted(Event):
@@ -38,6 +43,13 @@ class SchedulerReady(Event):
     """Its schedules are good, and its broker has answered: it fires from now on."""
 
     pid: int
+
+
+class SchedulerTurned(Event):
+    """It is alive. `runs`: the schedule whose job it begins to run in its own process; "" = it runs none."""
+
+    pid: int
+    runs: str
 
 
 class SchedulerFired(Event):
@@ -73,10 +85,30 @@ def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
         elif not (one.ready or one.killed) and now - one.started_at >= pool.settings.boot_timeout:
             one.error, one.killed = f"it was not ready after {pool.settings.boot_timeout:g} s", True
             actions.append(SignalScheduler(one.pid, signal.SIGKILL))
+        elif one.ready:
+            _watch(pool, one, now, actions)
     if any(one.generation == pool.generation and one.is_steady(now) for one in state.serving):
         state.failures = 0
     if _is_wanted(pool, now):
         actions.append(StartScheduler())
+
+
+def _watch(pool: Pool, one: Scheduler, now: float, actions: list[Action]) -> None:
+    """Tell of one that does not turn, and kill it if it runs no job."""
+    if now - pool.checked_at > FROZEN_S:  # this process stood still, and perhaps that one too
+        one.heard_at = now
+    silent = now - one.heard_at
+    if silent < SILENT_AFTER_S or one.killed:
+        return
+    since = f"has not turned for {format_duration(silent)}"
+    if not one.runs:
+        one.silence, one.error, one.killed = f"the scheduler {since}", f"it {since}", True
+        actions.append(SignalScheduler(one.pid, signal.SIGKILL))
+        return
+    if not one.silence:
+        mend = "give the schedule a queue: then its job holds up no other, and is killed at its timeout"
+        pool.note("warning", "a job keeps the scheduler from firing", schedule=one.runs, mend=mend)
+    one.silence = f"the scheduler {since}: it runs the job of {one.runs!r} itself"
 
 
 def _is_wanted(pool: Pool, now: float) -> bool:
@@ -93,11 +125,11 @@ def _is_wanted(pool: Pool, now: float) -> bool:
 
 
 def end_scheduler(one: Scheduler, now: float, over: bool, actions: list[Action]) -> None:
-    """Let it finish what it runs; when the grace is `over`, kill it. No signal fails so that a second would mend it."""
+    """Let it finish the job that it runs; when the grace is `over`, or if it runs none and hangs, kill it."""
     if not one.asked_at:
         one.asked_at = now
         actions.append(SignalScheduler(one.pid, signal.SIGTERM))
-    elif over and not one.killed:
+    elif not one.killed and (over or (not one.runs and now - max(one.asked_at, one.heard_at) >= END_LIMIT_S)):
         one.killed = True
         actions.append(SignalScheduler(one.pid, signal.SIGKILL))
 
@@ -117,7 +149,13 @@ def _start_refused(pool: Pool, event: SchedulerRefused) -> None:
 def _ready(pool: Pool, event: SchedulerReady) -> None:
     if one := pool.schedulers.running.get(event.pid):
         one.ready = pool.schedulers.was_ready = True
+        one.heard_at = pool.now
         pool.schedulers.refused = ""
+
+
+def _turned(pool: Pool, event: SchedulerTurned) -> None:
+    if one := pool.schedulers.running.get(event.pid):
+        one.heard_at, one.runs, one.silence = pool.now, event.runs, ""
 
 
 def _ended(pool: Pool, event: SchedulerEnded) -> None:
@@ -151,6 +189,7 @@ ON_SCHEDULERS: dict[type[Any], Callable[[Pool, Any], None]] = {
     SchedulerStarted: _started,
     SchedulerRefused: _start_refused,
     SchedulerReady: _ready,
+    SchedulerTurned: _turned,
     SchedulerFired: lambda *_: None,  # only metrics have a use for it
     SchedulerEnded: _ended,
 }
@@ -188,6 +227,9 @@ class SchedulerStarter:
             self._children.unwatch(process.line)
         self._was_ready = self._was_ready or process.is_ready
         events: list[Event] = [SchedulerReady(process.pid)] if process.is_ready and not was_ready else []
+        if process.turned is not None:
+            events.append(SchedulerTurned(process.pid, process.turned))
+            process.turned = None
         if process.fired:
             events.append(SchedulerFired(process.fired))
             process.fired = []

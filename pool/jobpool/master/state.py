@@ -116,6 +116,9 @@ class Scheduler:
     asked_at: float = 0.0  # to end; 0 = it was not
     killed: bool = False
     error: str = ""  # why it is ended, if that is its own fault
+    heard_at: float = 0.0  # it turned then, or the master came back from a time in which it could not have heard it
+    runs: str = ""  # the schedule whose job runs in its process, if one does
+    silence: str = ""  # what is said of it while it does not turn
 
     def is_steady(self, now: float) -> bool:
         return self.ready and now - self.started_at >= STEADY_AFTER_S
@@ -142,7 +145,7 @@ class Schedulers(BackOff):
             which = "the new schedules are refused, the old ones go on" if self.serving else "there is no scheduler"
             return f"{which}: {self.refused}"
         if self.failures < TROUBLE_AFTER_ENDS:
-            return ""
+            return next((one.silence for one in self.serving if one.silence), "")
         return "the scheduler does not stay up" + (f": {self.last_error}" if self.last_error else "")
 
 

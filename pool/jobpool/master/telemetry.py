@@ -124,7 +124,7 @@ def make_telemetry(
     version: str,
     also: MetricsCollector | None = None,
 ) -> Telemetry | None:
-    """Make what the settings ask for, if anything. Raises `ConfigurationError`: a taken port, or no such directory."""
+    """Make what the settings ask for, if anything. Raises `JobpoolError`: a taken port, no such directory."""
     place: Place | None = None
     history = settings.history
     if history.path is not None:
@@ -301,9 +301,8 @@ def _problem(pool: Pool) -> str:
         return refusal or BROKER_SILENT
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
-    if problem := pool.schedulers.problem or reload_under_way(pool):
-        return problem
-    return f"the last reload failed, the old code goes on: {pool.reload_error}" if pool.reload_error else ""
+    failed = f"the last reload failed, the old code goes on: {pool.reload_error}" if pool.reload_error else ""
+    return "; ".join(filter(None, (pool.schedulers.problem, reload_under_way(pool), failed)))
 
 
 class LoopCalls:

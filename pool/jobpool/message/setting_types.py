@@ -177,7 +177,10 @@ def parse_handlers(value: object) -> dict[str, list[str]]:
     for queue, sign, names in parts:
         if not sign:
             raise ValueError(f"{queue!r} names no handlers: write QUEUE=HANDLER,HANDLER")
-        allowed[check_queue(queue)] = list(parse_names(names))
+        listed = parse_names(names)
+        if odd := next((name for name in listed if "=" in name), None):
+            raise ValueError(f"{odd!r} is not a handler: write {queue}=a,b;other=c")
+        allowed[check_queue(queue)] = [*allowed.get(queue, ()), *listed]
     return allowed
 
 
@@ -315,6 +318,8 @@ def _parts(value: object) -> list[str]:
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is neither a text nor a list of texts")
+    if odd := next((part for part in parts if part[:1] + part[-1:] in ("[]", "{}")), None):
+        raise ValueError(f"{odd!r} is written as in a file: here it is a text without brackets and quotes, such as a,b")
     return list(parts)
 
 

@@ -12,7 +12,7 @@ from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
-from jobpool.telemetry.metrics.pages import BOOT_LOOP, BROKER_SILENT, LOOP_LIMIT, MISSED, seconds_since
+from jobpool.telemetry.metrics.pages import BOOT_LOOP, BROKER_SILENT, LOOP_LIMIT, MISSED, ready_children, seconds_since
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _children(header: HeaderView) -> Check:
     draining = ", draining" if ok and header.draining else ""
     told = header.problem and header.problem != BROKER_SILENT  # it may be there though jobs run
     worry = f"{'; ' if ok else ': '}{header.problem}" if told else ""
-    return Check("children", ok, f"{header.ready} of {header.workers} children ready{draining}{worry}")
+    return Check("children", ok, f"{ready_children(header)}{draining}{worry}")
 
 
 def _broker(header: HeaderView, silent: float) -> Check:

@@ -90,7 +90,10 @@ def register(directory: Path, pool: PoolFile) -> Path:
             json.dump(asdict(pool), file)
         draft.replace(path)
     except OSError as error:
-        raise ConfigurationError(f"runtime directory {directory} cannot be written: {error.strerror}") from error
+        raise ConfigurationError(
+            f"runtime directory {directory} cannot be written: {error.strerror}; set JOBPOOL_RUNTIME_DIR to a folder"
+            " that only you can write"
+        ) from error
     return path
 
 

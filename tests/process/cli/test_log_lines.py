@@ -93,12 +93,20 @@ def test_an_app_that_does_not_import_is_an_object_of_json_with_its_stack(shell: 
     (shell.directory / "app.py").write_text("import helper\nhelper.need('SHOP_URL')\n")
     done = shell.run("--app", "app", "--log-format", "json")
     assert done.returncode == 1
-    *entries, sentence = done.stderr.splitlines()
-    last = json.loads(entries[-1])
+    *_, last = [json.loads(line) for line in done.stderr.splitlines()]
     assert (last["level"], last["event"]) == ("critical", "the app does not load")
-    assert sentence == f"jobpool: {last['error']}"
-    assert sentence.startswith("jobpool: the app app does not import: KeyError: 'SHOP_URL'")
+    assert last["error"].startswith("the app app does not import: KeyError: 'SHOP_URL'")
     assert "helper.need" in last["trace"]
+
+
+@pytest.mark.parametrize(("words", "event"), [((), "the pool ends"), (("cron", "run"), "the scheduler ends")])
+def test_a_broker_that_is_away_is_an_object_of_json(shell: Shell, words: tuple[str, ...], event: str) -> None:
+    (shell.directory / "app.py").write_text("import jobpool\njobpool.Scheduler().define('work').queue('q').hourly()\n")
+    done = shell.run(*words, "--app", "app", "--log-format", "json", "-b", "redis://127.0.0.1:9")
+    assert done.returncode == 1
+    *_, last = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (last["level"], last["event"]) == ("critical", event)
+    assert "127.0.0.1:9" in last["error"]
 
 
 def test_handlers_lines_in_json_are_objects_with_job_level_and_logger(app: Shell) -> None:

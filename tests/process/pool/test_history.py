@@ -90,5 +90,4 @@ def test_a_history_that_cannot_be_written_never_holds_up_a_job_and_sums_can_be_o
 def test_a_place_that_cannot_be_stops_the_start_with_one_sentence(rig: Rig) -> None:
     pool = rig.run_pool("--history", "file:missing/h")
     assert pool.wait() == 2
-    [sentence] = [line for line in pool.log_lines() if not line.startswith("{")]
-    assert "there is no directory" in sentence
+    assert "there is no directory" in pool.log("the pool ends")[0]["error"]

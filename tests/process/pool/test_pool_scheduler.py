@@ -129,3 +129,11 @@ def test_it_dies_with_the_master(rig: Rig) -> None:
     pool.wait()
     wait_until(lambda: not is_alive(companion), 5.0, "the scheduler is dead")
     rig.assert_no_processes_left()
+
+
+def test_one_that_hangs_does_not_hold_up_a_stop(rig: Rig) -> None:
+    pool = rig.start_pool("--cron", "--stop-grace", "60", app=an_app(rig)).wait_ready(2)
+    wait_until(lambda: pool.log("schedule fired"), what="it turns")
+    os.kill(the_one(pool), signal.SIGSTOP)
+    assert pool.stop(limit=20.0) == 0
+    rig.assert_no_processes_left()

@@ -119,6 +119,17 @@ def test_the_last_step_replaces_all_functions_by_those_of_today(rig: Rig) -> Non
     assert backend.ack(lease)
 
 
+def test_a_version_7_of_a_build_before_the_release_is_migrated(rig: Rig) -> None:
+    rig.open().prepare()
+    rig.ask("DELETE FROM {schema}.migrations WHERE version > 7")
+    rig.ask("DROP FUNCTION {schema}.find_batch(text)")
+    rig.ask("ALTER TABLE {schema}.batches DROP COLUMN stopped")
+    rig.ask("CREATE FUNCTION {schema}.find_batch(ident text) RETURNS TABLE (id text) LANGUAGE sql AS 'SELECT ident'")
+    newer = rig.open()
+    newer.batches.open(NewBatch("one"))
+    assert newer.find_batch("one") is not None
+
+
 def test_an_older_schema_is_migrated_with_what_is_missing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.open().enqueue(a_job())
     newer = (

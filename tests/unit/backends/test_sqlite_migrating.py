@@ -12,7 +12,7 @@ import pytest
 from sqlite_versions import NOW, write_version
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.values import MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, NewBatch, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.settlement import Settled
@@ -69,6 +69,15 @@ def test_the_old_dead_letters_count_for_the_caps(old: Path) -> None:
         backend.abandon(lease, "hopeless")
         assert [message.id for message in backend.list_messages(MessageFilter(states=(State.DEAD,)))] == [lease.id]
         assert backend.evicted(QUEUE) == 1
+
+
+def test_a_build_before_the_release_has_left_a_column_out(path: Path, open_sqlite: Open) -> None:
+    open_sqlite().close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE batches DROP COLUMN stopped")
+    backend = open_sqlite()
+    backend.batches.open(NewBatch("one"))
+    assert backend.find_batch("one") is not None
 
 
 def test_a_file_of_every_version_becomes_what_a_new_one_is(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from click.testing import Result
 from jobpool.broker.backend import QueueBackend
 from jobpool.cli.init import FILES
 from jobpool.cli.init import _write as write_first_files
+from jobpool.cli.messages import _time
+from jobpool.message.definition import JobDefinition
 from jobpool.settings import load
 
 Jobpool = Callable[..., Result]
@@ -79,6 +82,16 @@ def test_enqueue_with_every_option(jobpool: Jobpool) -> None:
         "max_retries": 3,
         "timeout": 300.0,
     }
+
+
+def test_the_ends_of_a_job_and_of_its_lease_are_told_apart(jobpool: Jobpool, broker: QueueBackend) -> None:
+    idents = [broker.enqueue(JobDefinition("report", expires_in=seconds)) for seconds in (3600.0, None)]
+    broker.fetch("default", ttl=60.0)
+    told = [json.loads(jobpool("inspect", ident, "--json").stdout) for ident in idents]
+    ends = [datetime.fromisoformat(end) for end in (told[0]["lease_until"], told[0]["expires_at"])]
+    assert timedelta(minutes=58) < ends[1] - ends[0] < timedelta(minutes=60)
+    assert (told[1]["lease_until"], told[1]["expires_at"]) == (None, None)
+    assert _time(1e300) is None, "a body may hold any number"
 
 
 def test_enqueue_the_same_id_twice_makes_one_message(jobpool: Jobpool, broker: QueueBackend) -> None:

@@ -12,7 +12,7 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
-from jobpool.cli.main import Verbs, _verb, arrange, cli, walk
+from jobpool.cli.main import Verbs, _verb, arrange, cli, explained, walk
 from jobpool.settings import KEYS, SETTINGS, load
 
 Jobpool = Callable[..., Result]
@@ -195,3 +195,10 @@ def test_settings_that_a_verb_has_no_use_for_may_be_set_elsewhere(
     monkeypatch.setenv("JOBPOOL_LOG_FORMAT", "json")
     assert jobpool("enqueue", "report", "-q").exit_code == 0
     assert jobpool("--name", "mine", "list").exit_code == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_limit_of_the_machine_is_no_fault_of_jobpool(error: Exception) -> None:
+    code, sentence, hint = explained(error)
+    assert (code, hint) == (1, "")
+    assert "TasksMax=" in sentence

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from support.tables import row
 
-from jobpool.errors import ConfigurationError
+from jobpool.cli.run import _published
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.master.run import run_pool
 from jobpool.ops.runtime_dir import (
     PoolFile,
     _choose,
@@ -26,6 +29,7 @@ from jobpool.ops.runtime_dir import (
     this_pool,
     unregister,
 )
+from jobpool.settings import Settings
 
 
 def a_pool(directory: Path, name: str = "main", since: float = 1.0) -> PoolFile:
@@ -191,3 +195,27 @@ def test_a_place_that_cannot_be_ours_is_refused_with_the_mend(tmp_path: Path) ->
     ]:
         with row(place), pytest.raises(ConfigurationError, match=told):
             runtime_dir(tmp_path / place)
+
+
+def test_a_pool_that_cannot_leave_its_note_runs_unseen_unless_the_place_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(queues=(("reports", 1.0),), backend="memory://", name="shop")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = runtime_dir()
+    note_path(directory, "shop", os.getpid()).with_suffix(".new").mkdir()
+    with _published(settings) as (_, note):
+        assert note is None
+    mend = "set JOBPOOL_RUNTIME_DIR to a folder that only you can write"
+    with pytest.raises(ConfigurationError, match=mend), _published(replace(settings, runtime_dir=directory)):
+        pass
+
+
+def test_a_scoreboard_without_room_is_no_fault_of_jobpool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    settings = Settings(queues=(("reports", 1.0),), backend="memory://", board_path=str(tmp_path / "a.board"))
+    with pytest.raises(JobpoolError, match=r"a\.board cannot be written: No space left .* JOBPOOL_RUNTIME_DIR"):
+        run_pool(settings)

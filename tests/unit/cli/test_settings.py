@@ -222,6 +222,10 @@ def test_queues_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.queue_handlers == {"reports": ["render", "mail"], "mail": []}
 
 
+def test_handlers_of_a_queue_that_is_named_twice_are_those_of_both() -> None:
+    assert load({"queue_handlers": ("q=a,b", "r=", "q=c")}).queue_handlers == {"q": ["a", "b", "c"], "r": []}
+
+
 def test_queue_handlers_in_the_file_are_a_table(tmp_path: Path) -> None:
     write(tmp_path / "jobpool.toml", '[queue_handlers]\nreports = ["render"]\nmail = []\n')
     assert load().queue_handlers == {"reports": ["render"], "mail": []}
@@ -271,6 +275,13 @@ def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes() -> None:
         ("queues", ("a", "a=2"), "--queue: queue 'a' is named twice"),
         ("queues", ("my queue",), "--queue: queue name 'my queue' is refused: 1 to 100 letters, digits"),
         ("queue_handlers", ("reports",), "--queue-handlers: 'reports' names no handlers: write QUEUE=HANDLER,HANDLER"),
+        (
+            "queue_handlers",
+            ("q=quick,r=fail",),
+            "--queue-handlers: 'r=fail' is not a handler: write q=a,b;other=c",
+        ),
+        ("queues", ('["a", "b"]',), '--queue: \'["a", "b"]\' is written as in a file: here it is a text without br'),
+        ("queue_handlers", ('{q=["b"]}',), "--queue-handlers: '{q=[\"b\"]}' is written as in a file"),
         ("allowed_callables", ("os.system",), "--allowed-callables: 'os.system' is not written module:function"),
         ("allowed_callables", ("os:path.join",), "--allowed-callables: 'os:path.join' is not written module:function"),
         ("allowed_shell_commands", ("bin/x",), "--allowed-shell-commands: 'bin/x' is neither a program's name nor an"),

@@ -10,7 +10,15 @@ import pytest
 
 from jobpool.ipc.fork_client import OutputLines
 from jobpool.ipc.line_budget import SAID_AT_ONCE
-from jobpool.ipc.scheduler_process import FIRED_AT_ONCE, MAX_RECORD_BYTES, READY, SchedulerProcess, say, say_fired
+from jobpool.ipc.scheduler_process import (
+    FIRED_AT_ONCE,
+    MAX_RECORD_BYTES,
+    READY,
+    Pulse,
+    SchedulerProcess,
+    say,
+    say_fired,
+)
 
 
 class Line:
@@ -47,6 +55,19 @@ def test_lateness_is_taken_out_of_what_it_says(line: Line) -> None:
     assert line.process.hear()
     assert line.process.fired == [0.0, 12.346, 43200.0]
     assert line.process.error == "the broker\ndoes not\nanswer"
+
+
+def test_it_tells_that_it_turns_and_which_job_it_runs(line: Line) -> None:
+    pulse = Pulse(line.there)
+    for _ in range(3):
+        pulse.beat()
+    assert os.read(line.process.line, 100).count(b"\n") == 1, "at most once a second"
+    pulse.begin("clean\n up" + "x" * 10_000)
+    line.process.hear()
+    assert line.process.turned == "clean up" + "x" * 192
+    pulse.beat()
+    line.process.hear()
+    assert (line.process.turned, line.process.error) == ("", "")
 
 
 def test_what_is_cut_in_two_is_read_whole(line: Line) -> None:

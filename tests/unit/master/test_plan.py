@@ -12,6 +12,7 @@ from stage import HANDLERS, Stage, of
 from jobpool.broker.control import Asked, Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.ipc.frames import Ask, HandlerInfo, Loaded
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -27,6 +28,7 @@ from jobpool.master.dispatch import room
 from jobpool.master.slots import SlotState
 from jobpool.master.spawning import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
 from jobpool.master.state import GIVEN_BACK, Stopping
+from jobpool.master.telemetry import Publisher
 from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
@@ -953,6 +955,20 @@ class TestReload:
             assert stage.pool.reload_error.startswith(error), how
             stage.load(generation=3)
             assert stage.pool.reload_error == "", how
+
+    def test_a_reload_that_failed_is_told_though_the_one_before_it_is_not_through(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.run()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2)
+        stage.tell(ev.SignalCame(signal.SIGHUP), ev.AppFailed(3, "SyntaxError", ""))
+        with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
+            Publisher(board).publish(stage.pool, stage.now, stage.now, stage.now)
+            problem = board.header.read().problem
+        assert problem == (
+            "a reload is under way: 1 of the old code's children are not gone yet;"
+            " the last reload failed, the old code goes on: SyntaxError"
+        )
 
     def test_a_reload_that_a_later_one_has_overtaken_may_fail(self) -> None:
         stage = Stage(workers=1).boot()

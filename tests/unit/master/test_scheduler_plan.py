@@ -11,10 +11,13 @@ from jobpool.ipc.scheduler_process import REFUSED
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.scheduler import (
+    END_LIMIT_S,
+    SILENT_AFTER_S,
     SchedulerEnded,
     SchedulerReady,
     SchedulerRefused,
     SchedulerStarted,
+    SchedulerTurned,
     SignalScheduler,
     StartScheduler,
 )
@@ -60,6 +63,11 @@ def refused(stage: Stage, pid: int = 77) -> list[act.Action]:
 
 def notes(stage: Stage) -> list[str]:
     return [note.event for note in stage.pool.notes]
+
+
+def passes(stage: Stage, seconds: float) -> list[tuple[int, int]]:
+    """Let the loop turn once a second meanwhile; the signals sent."""
+    return [sent for _ in range(int(seconds)) for sent in signals(stage.after(1.0))]
 
 
 def test_without_the_setting_there_is_none() -> None:
@@ -254,3 +262,45 @@ def test_nothing_is_started_while_the_pool_stops() -> None:
     died(stage)
     stage.tell(ev.SignalCame(signal.SIGTERM))
     assert starts(stage.after(2.0)) == 0
+
+
+def test_one_that_turns_no_more_is_killed_and_replaced() -> None:
+    stage = begun()
+    assert passes(stage, SILENT_AFTER_S - 1) == []
+    stage.tell(SchedulerTurned(77, ""))
+    assert passes(stage, SILENT_AFTER_S - 1) == []
+    assert passes(stage, 30) == [(77, signal.SIGKILL)]
+    assert stage.pool.schedulers.problem == "the scheduler has not turned for 1m00s"
+    died(stage, -9)
+    assert stage.pool.notes[-1].fields["error"] == "it has not turned for 1m00s"
+    assert starts(stage.after(1.1)) == 1
+    assert stage.pool.schedulers.problem == ""
+
+
+def test_one_that_runs_a_job_itself_is_told_of_once_and_left_alone() -> None:
+    stage = begun()
+    stage.tell(SchedulerTurned(77, "clean-up"))
+    assert passes(stage, 3 * SILENT_AFTER_S) == []
+    problem = "the scheduler has not turned for 3m00s: it runs the job of 'clean-up' itself"
+    assert stage.pool.schedulers.problem == problem
+    assert notes(stage).count("a job keeps the scheduler from firing") == 1
+    stage.tell(SchedulerTurned(77, ""))
+    assert stage.pool.schedulers.problem == ""
+
+
+def test_a_master_that_stood_still_gives_it_time_to_be_heard() -> None:
+    stage = begun()
+    assert signals(stage.after(10 * SILENT_AFTER_S)) == []
+    assert passes(stage, SILENT_AFTER_S - 1) == []
+
+
+@pytest.mark.parametrize("runs", ["", "clean-up"])
+def test_one_that_hangs_holds_up_a_stop_only_if_it_runs_a_job(runs: str) -> None:
+    stage = begun(stop_grace=60.0)
+    stage.tell(SchedulerTurned(77, runs))
+    stage.tell(ev.SignalCame(signal.SIGTERM))
+    assert passes(stage, END_LIMIT_S - 1) == []
+    assert passes(stage, 1) == ([] if runs else [(77, signal.SIGKILL)])
+    if runs:  # once its job has ended, it has as long to say so
+        stage.tell(SchedulerTurned(77, ""))
+        assert passes(stage, END_LIMIT_S) == [(77, signal.SIGKILL)]

@@ -27,6 +27,7 @@ def well() -> HeaderView:
     [
         pytest.param({}, True, True, "ready: 4 of 4", id="well"),
         pytest.param({"ready": 1}, True, True, "ready: 1 of 4", id="one child is enough"),
+        pytest.param({"ready": 5}, True, True, "4 of 4 children ready, and 1 that will leave", id="a reload"),
         pytest.param({"draining": 1}, True, True, "draining", id="draining"),
         pytest.param({"ready": 0, "problem": "no module"}, True, False, "0 of 4 children ready; no module", id="none"),
         pytest.param({"boot_failures": 5}, True, False, "not ready", id="boot loop"),

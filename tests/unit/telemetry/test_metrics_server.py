@@ -13,7 +13,7 @@ import pytest
 from support.descriptors import no_more_descriptors, open_descriptors
 from support.waiting import wait_until
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.telemetry.metrics import server as module
 from jobpool.telemetry.metrics.pages import Page, text_page
 from jobpool.telemetry.metrics.server import MOST_CONNECTIONS, Server
@@ -206,9 +206,10 @@ def test_the_end_does_not_wait_for_a_view_that_hangs_for_long() -> None:
 def test_a_port_that_is_taken_is_said_with_the_mend() -> None:
     with (
         serving(livez=fine) as port,
-        pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port} cannot be listened"),
+        pytest.raises(JobpoolError, match=rf"127\.0\.0\.1:{port} cannot be listened") as taken,
     ):
         Server("127.0.0.1", port, {})
+    assert not isinstance(taken.value, ConfigurationError), "a service manager tries again"
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])

@@ -20,6 +20,10 @@ ALTER TABLE {schema}.messages
         state <> 2 AND holder IS NULL OR holder IS NOT NULL AND (state = 2 OR state = 0 AND fresh)) NOT VALID
 ;
 
+-- Builds before the release have made a version 7 without this column, and a function that does not return it.
+ALTER TABLE {schema}.batches ADD COLUMN IF NOT EXISTS stopped boolean NOT NULL DEFAULT false;
+DROP FUNCTION IF EXISTS {schema}.find_batch(text);
+
 -- Each fetch and count uses the new table: the users of `messages` get the same rights on it.
 DO $$
 DECLARE

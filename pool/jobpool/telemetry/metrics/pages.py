@@ -66,13 +66,20 @@ def ready(header: HeaderView, now: float) -> Probe:
     alive = live(header, now)
     if not alive.ok:
         return alive
-    children = f"{header.ready} of {header.workers} children ready"
+    children = ready_children(header)
     if header.ready < 1 or header.boot_failures >= BOOT_LOOP:
         return Probe(False, f"not ready: {children}" + (f"; {header.problem}" if header.problem else ""))
     silent = seconds_since(header.broker_ok_at, header, now)
     if silent > MISSED * header.broker_interval:
         return Probe(False, f"degraded: the broker last answered well {format_duration(silent)} ago; {children}")
     return Probe(True, f"ready: {children}" + (", draining" if header.draining else ""))
+
+
+def ready_children(header: HeaderView) -> str:
+    """Tell how many children are ready; those above their number go after their jobs."""
+    above = header.ready - header.workers
+    more = f", and {above} that will leave" if above > 0 else ""
+    return f"{min(header.ready, header.workers)} of {header.workers} children ready{more}"
 
 
 def seconds_since(moment: float, header: HeaderView, now: float) -> float:
