@@ -22,12 +22,15 @@ def fetch(backend: QueueBackend, **options: Any) -> object:
 
 WRONG: dict[str, tuple[Callable[[QueueBackend, Any], object], tuple[Any, ...]]] = {
     "fetch limit": (lambda backend, value: fetch(backend, limit=value), (2.5, True, 0, "1", None, NAN)),
-    "fetch ttl": (lambda backend, value: fetch(backend, ttl=value), (0, -1.0, True, "30", None, NAN, 1e9)),
+    "fetch ttl": (
+        lambda backend, value: fetch(backend, ttl=value),
+        (0, -1.0, True, "30", None, NAN, float("inf"), 1e9),
+    ),
     "fetch wait": (lambda backend, value: fetch(backend, wait=value), (True, "1", None, NAN)),
     "wait": (lambda backend, value: backend.wait_any([QUEUE], value), (True, "1", None, NAN)),
     "renew ttl": (lambda backend, value: backend.renew_many([], value), (0, True, "30", NAN)),
     "reap age": (lambda backend, value: backend.reap_expired(QUEUE, value), (0, True, "30", NAN)),
-    "page": (lambda backend, value: backend.list_messages(limit=value), (2.5, True, 0, "1", NAN, 1001)),
+    "page": (lambda backend, value: backend.list_messages(limit=value), (2.5, True, 0, -1, "1", NAN, 1001)),
     "count": (lambda backend, value: backend.count(EVERYTHING, cap=value), (2.5, True, 0, "1", NAN)),
     "bulk": (lambda backend, value: backend.bulk(EVERYTHING, Verb.RETRY, limit=value), (2.5, True, 0, "1", NAN)),
     "age": (lambda backend, value: backend.count(MessageFilter(older_than=value)), (True, "1", NAN)),

@@ -532,10 +532,10 @@ def test_one_that_is_stopped_is_cancelled_in_its_parent(backend: QueueBackend) -
     assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
 
 
-def test_no_batch_joins_one_that_is_not_open(backend: QueueBackend) -> None:
+def test_no_batch_joins_one_that_is_not_open_or_itself(backend: QueueBackend) -> None:
     opened(backend, "outer")
     backend.batches.close("outer")
-    for parent in ("outer", "unknown"):
+    for parent in ("outer", "unknown", "inner"):
         with pytest.raises(InvalidJob, match="is not open"):
             opened(backend, "inner", parent=parent)
     assert backend.batches.get("inner") is None
@@ -606,9 +606,3 @@ def test_members_are_told_in_one_order(backend: QueueBackend) -> None:
     backend.bulk(MessageFilter(ids=tuple(first[:5])), Verb.CANCEL)
     backend.enqueue_many(numbered(12, batch=BATCH))
     assert backend.batches.members(BATCH, 8)[:3] == first[5:]
-
-
-def test_no_batch_is_a_member_of_itself(backend: QueueBackend) -> None:
-    with pytest.raises(InvalidJob, match="is not open"):
-        opened(backend, "inner", parent="inner")
-    assert backend.batches.get("inner") is None

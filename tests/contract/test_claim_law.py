@@ -50,11 +50,6 @@ def test_a_claim_and_its_messages_show_all_about_themselves(harness: Harness, ba
     assert harness.open().claims.get(QUEUE, held.id) == held
 
 
-def test_no_two_claims_have_an_id(backend: QueueBackend) -> None:
-    post(backend, b"1", b"2")
-    assert claim(backend, 1).id != claim(backend, 1).id
-
-
 def test_the_oldest_are_taken_first_up_to_the_limit(backend: QueueBackend) -> None:
     known = post(backend, *(b"%d" % number for number in range(25)))
     assert ids(claim(backend, 1).messages) == known[:1]
@@ -111,13 +106,6 @@ def test_a_claim_is_a_delivery(backend: QueueBackend) -> None:
         assert (message.deliveries, message.claims, held.messages[0].claims) == (number, number, number)
         backend.claims.release(QUEUE, held.id)
     assert (found(backend, ident).attempts, found(backend, ident).crashes) == (0, 0)
-
-
-@pytest.mark.spans
-def test_only_the_queue_that_was_named_is_claimed(backend: QueueBackend) -> None:
-    post(backend, queue="mails")
-    assert nothing_to_claim(backend)
-    assert len(claim(backend, queue="mails").messages) == 1
 
 
 def test_a_message_of_an_ended_claim_is_claimed_at_the_very_moment_and_in_its_old_place(
@@ -349,16 +337,6 @@ def test_a_release_frees_what_is_left_at_once_and_to_its_old_place(harness: Harn
     assert ids(claim(backend).messages) == [known[0], *known[2:]]
 
 
-def test_each_claim_has_an_end_of_its_own(harness: Harness, backend: QueueBackend) -> None:
-    known = post(backend, b"0", b"1", b"2")
-    short, long = claim(backend, 2, ttl=60.0), claim(backend, 1, ttl=120.0)
-    harness.advance(60.0)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.get(QUEUE, short.id)
-    assert ids(backend.claims.get(QUEUE, long.id).messages) == known[2:]
-    assert backend.claims.release(QUEUE, long.id) == 1
-
-
 # --- deleting ---------------------------------------------------------------------------------------------
 
 
@@ -448,16 +426,6 @@ def test_what_an_ended_claim_held_is_not_for_another_claim_to_delete(harness: Ha
     other = claim(backend, 1, ttl=600.0)
     harness.advance(60.0)
     assert backend.claims.delete_many(QUEUE, known, other.id) == [Deleted.FORBIDDEN, Deleted.DONE]
-
-
-@pytest.mark.spans
-def test_what_was_deleted_never_comes_back(harness: Harness, backend: QueueBackend) -> None:
-    known = post(backend, b"0", b"1")
-    held = claim(backend, ttl=60.0)
-    backend.claims.delete_many(QUEUE, known[:1], held.id)
-    assert backend.inspect(known[0]) is None
-    harness.advance(60.0)
-    assert ids(claim(backend).messages) == known[1:]
 
 
 @pytest.mark.parametrize("way", ["claim", "no claim", "pop"])

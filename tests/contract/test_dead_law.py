@@ -166,10 +166,16 @@ def test_what_was_resumed_has_its_old_place_and_counts_on(backend: QueueBackend,
     assert seen(backend, dead.id).attempts == 3
 
 
-def test_retry_forgets_it_all(backend: QueueBackend, dead: Message) -> None:
+def test_retry_forgets_it_all_but_its_place(backend: QueueBackend, dead: Message) -> None:
     assert backend.bulk(MessageFilter(ids=(dead.id,)), Verb.RETRY) == 1
+    leases = backend.fetch_many(QUEUE, limit=2)
+    assert in_order(backend, [lease.envelope.payload for lease in leases]) == in_order(backend, ["first", "behind"])
+    [lease] = [lease for lease in leases if lease.id == dead.id]
+    assert (lease.attempts, lease.crashes, lease.deliveries) == (0, 0, dead.deliveries + 1)
+    assert lease.body == dead.body
+    assert all(backend.release(lease) for lease in leases)
     message = seen(backend, dead.id)
-    assert (message.attempts, message.crashes, message.deliveries) == (0, 0, dead.deliveries)
+    assert (message.state, message.attempts, message.crashes) == (State.WAITING, 0, 0)
     assert (message.last_error, message.reason, message.cause, message.died_at) == (None, None, None, None)
 
 

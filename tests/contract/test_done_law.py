@@ -93,27 +93,18 @@ def test_a_lease_that_runs_out_does_not_make_it_done(harness: Harness, backend: 
     assert not is_done(backend)
 
 
-def test_a_refused_ack_does_not_make_it_done(backend: QueueBackend) -> None:
+def test_nothing_but_an_accepted_ack_with_its_guards_makes_it_done(backend: QueueBackend) -> None:
     lease = begun(backend)
     backend.release(lease)
     assert backend.ack(lease) is Settled.NOT_IN_FLIGHT
     assert not is_done(backend)
-
-
-def test_an_ack_without_the_guards_does_not_make_it_done(backend: QueueBackend) -> None:
-    """It is the caller who goes on with `lease.guarded(…)`."""
+    # It is the caller who goes on with `lease.guarded(…)`.
     lease = begun(backend)
     assert backend.ack(replace(lease, guards=None))
     assert not is_done(backend)
-
-
-def test_an_ack_of_guards_without_a_key_marks_nothing(backend: QueueBackend) -> None:
     lease = a_lease(backend).guarded(Guards())
     assert backend.ack(lease) is Settled.OK
     assert not is_done(backend)
-
-
-def test_deleting_a_message_does_not_make_its_key_done(backend: QueueBackend) -> None:
     lease = begun(backend)
     backend.release(lease)
     assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.DELETE) == 1

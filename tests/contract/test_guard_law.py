@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.looks import begin
+from support.looks import begin, settle
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Settled
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases", "key_store")
 
@@ -40,11 +40,8 @@ def refused(answer: Begin, name: str) -> Begun:
 # --- what is granted, and to whom -------------------------------------------------------------------------
 
 
-def test_nothing_asked_is_answered_with_nothing(backend: QueueBackend) -> None:
+def test_nothing_asked_is_granted(backend: QueueBackend) -> None:
     assert backend.keys.begin_many([]) == []
-
-
-def test_a_live_lease_that_asks_for_nothing_is_granted_it(backend: QueueBackend) -> None:
     [lease] = leases(backend, 1)
     assert begin(backend, lease, Guards())
 
@@ -259,10 +256,10 @@ def test_a_fetch_that_is_repeated_may_ask_again(backend: QueueBackend) -> None:
 # --- a lease that may not ask -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "abandon", "release"])
-def test_a_settled_lease_is_lost(backend: QueueBackend, verb: str) -> None:
+@pytest.mark.parametrize("settlement", [Ack(), Nack(), Abandon(), Release(), Forfeit("SIGSEGV")])
+def test_a_settled_lease_is_lost(backend: QueueBackend, settlement: Settlement) -> None:
     [lease] = leases(backend, 1)
-    getattr(backend, verb)(lease)
+    assert settle(backend, lease, settlement) is Settled.OK
     assert begin(backend, lease, LOCKED) == Begun(Begin.LOST)
 
 
@@ -273,13 +270,6 @@ def test_an_expired_lease_is_lost_at_its_deadline_and_not_before(harness: Harnes
     harness.advance(harness.tick)
     assert begin(backend, two, LOCKED) == Begun(Begin.LOST)
     assert begin(backend, one, KEY) == Begun(Begin.LOST)
-
-
-@pytest.mark.needs("forfeit")
-def test_a_forfeited_lease_is_lost(backend: QueueBackend) -> None:
-    [lease] = leases(backend, 1)
-    backend.forfeit(lease, "SIGSEGV")
-    assert begin(backend, lease, LOCKED) == Begun(Begin.LOST)
 
 
 def test_a_lease_that_was_never_given_is_lost(backend: QueueBackend) -> None:

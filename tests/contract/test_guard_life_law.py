@@ -116,25 +116,14 @@ def test_it_ends_at_the_deadline_and_not_before(
     assert not is_held(backend, waiter)
 
 
-def test_renewing_the_lease_prolongs_it(
-    harness: Harness, backend: QueueBackend, pair: tuple[JobLease, JobLease]
+@pytest.mark.parametrize(("after", "ttl"), [(6.0, 20.0), (0.0, 2.0)], ids=["prolongs", "shortens"])
+def test_renewing_the_lease_prolongs_or_shortens_it(
+    harness: Harness, backend: QueueBackend, pair: tuple[JobLease, JobLease], after: float, ttl: float
 ) -> None:
     holder, waiter = pair
-    harness.advance(6.0)
-    renewed = backend.renew(holder, 20.0)
-    assert renewed.guards == GUARDS
-    harness.advance(20.0 - harness.tick)
-    assert is_held(backend, waiter)
-    harness.advance(harness.tick)
-    assert not is_held(backend, waiter)
-
-
-def test_renewing_the_lease_for_less_shortens_it(
-    harness: Harness, backend: QueueBackend, pair: tuple[JobLease, JobLease]
-) -> None:
-    holder, waiter = pair
-    backend.renew(holder, 2.0)
-    harness.advance(2.0 - harness.tick)
+    harness.advance(after)
+    assert backend.renew(holder, ttl).guards == GUARDS
+    harness.advance(ttl - harness.tick)
     assert is_held(backend, waiter)
     harness.advance(harness.tick)
     assert not is_held(backend, waiter)

@@ -44,15 +44,12 @@ def effects(connection: Any) -> list[str]:
 # --- in autocommit ----------------------------------------------------------------------------------------
 
 
-def test_an_enqueue_in_autocommit_is_refused_without_a_transaction(backend: QueueBackend, autocommit: Any) -> None:
+def test_an_enqueue_and_an_ack_in_autocommit_are_refused_without_a_transaction(
+    harness: Harness, backend: QueueBackend, autocommit: Any
+) -> None:
     with pytest.raises(ConfigurationError, match=REFUSED):
         backend.enqueue_in(autocommit, [a_job()])
     assert backend.stats(QUEUE).waiting == 0
-
-
-def test_an_ack_in_autocommit_is_refused_without_a_transaction(
-    harness: Harness, backend: QueueBackend, autocommit: Any
-) -> None:
     lease = new_lease(backend)
     with pytest.raises(ConfigurationError, match=REFUSED):
         harness.ack_within(autocommit, backend.ticket(lease), [backend.pack(a_job("next"))])

@@ -57,19 +57,10 @@ def test_each_lease_of_a_batch_has_its_answer(harness: Harness, backend: QueueBa
     assert [answer and answer.id for answer in answers] == [None, kept.id, None, other.id]
 
 
-@pytest.mark.needs("forfeit")
 def test_a_forfeited_lease_cannot_be_renewed(backend: QueueBackend) -> None:
     lease = new_lease(backend)
     backend.forfeit(lease, "SIGKILL")
     assert backend.renew_many([lease], 30.0) == [None]
-
-
-@pytest.mark.above
-@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
-def test_a_ttl_out_of_range_is_refused(backend: QueueBackend, ttl: float) -> None:
-    lease = new_lease(backend)
-    with pytest.raises(ValueError, match="ttl"):
-        backend.renew(lease, ttl)
 
 
 @pytest.mark.spans
@@ -83,3 +74,40 @@ def test_a_renewal_touches_no_counter(backend: QueueBackend) -> None:
     backend.release(renewed)
     [again] = backend.fetch_many(QUEUE, limit=1)
     assert (again.attempts, again.crashes, again.deliveries) == (0, 0, 2)
+
+
+# --- where a lease lasts as long as the queue or the message says --------------------------------------------
+
+each_ttl = pytest.mark.parametrize("ttl", [0.5, 30.0, 10_000.0])
+
+
+@each_ttl
+@pytest.mark.lacks("chosen_ttl")
+def test_whatever_is_asked_the_lease_tells_its_end_and_ends_then(
+    harness: Harness, backend: QueueBackend, ttl: float
+) -> None:
+    backend.enqueue(a_job())
+    before = backend.clock.boot()
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
+    lasts = harness.lasts(ttl)
+    assert before + lasts == pytest.approx(lease.expires_at, abs=0.5)
+    assert lease.expires_at <= backend.clock.boot() + lasts
+    harness.advance(lasts - harness.tick)
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    harness.advance(harness.tick)
+    assert not backend.ack(lease)
+    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+
+
+@each_ttl
+@pytest.mark.lacks("chosen_ttl")
+def test_a_renewal_gives_the_whole_time_again(harness: Harness, backend: QueueBackend, ttl: float) -> None:
+    lease = new_lease(backend, ttl=ttl)
+    lasts = harness.lasts(ttl)
+    for _ in range(3):
+        harness.advance(0.7 * lasts)
+        lease = backend.renew(lease, ttl)
+        assert lease.expires_at == pytest.approx(backend.clock.boot() + lasts, abs=0.5)
+        assert backend.fetch_many(QUEUE, limit=1) == []
+    harness.advance(lasts - harness.tick)
+    assert backend.ack(lease) is Settled.OK
