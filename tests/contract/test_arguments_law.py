@@ -83,7 +83,7 @@ def test_texts_that_no_broker_can_keep_are_mended_and_hold_up_no_settlement(back
     assert backend.settle_many(list(zip(leases, settlements, strict=True))) == [Settled.OK] * len(settlements)
     died = {message.reason: message for message in backend.list_messages(MessageFilter(queue=QUEUE, ids=ids(leases)))}
     assert (died["ugly"].last_error, died["ugly"].cause) == (NICE, NICE)
-    assert NICE in died
+    assert [message.id for message in backend.list_messages(MessageFilter(reason=UGLY))] == [died[NICE].id]
 
 
 def ids(leases: list[Any]) -> tuple[str, ...]:
@@ -93,5 +93,7 @@ def ids(leases: list[Any]) -> tuple[str, ...]:
 @pytest.mark.needs("leases")
 def test_a_filter_with_such_a_text_finds_nothing_and_is_no_error(backend: QueueBackend) -> None:
     backend.enqueue_many(numbered(1))
-    for where in (MessageFilter(text=UGLY), MessageFilter(reason=UGLY), MessageFilter(handler=UGLY)):
+    odd = MessageFilter(text=UGLY), MessageFilter(reason=UGLY), MessageFilter(handler=UGLY), MessageFilter(ids=(UGLY,))
+    for where in odd:
         assert backend.list_messages(where) == []
+        assert backend.count(where) == 0

@@ -207,12 +207,14 @@ def test_only_the_dead_are_raised(backend: QueueBackend, verb: Verb) -> None:
     assert backend.bulk(MessageFilter(), verb) == 0
 
 
-@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])
-def test_raised_are_the_oldest_that_match_up_to_the_limit(backend: QueueBackend, verb: Verb) -> None:
+@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME, Verb.DELETE])
+def test_raised_or_deleted_are_the_oldest_that_match_up_to_the_limit(backend: QueueBackend, verb: Verb) -> None:
     known = backend.enqueue_many(numbered(6))
     leases = backend.fetch_many(QUEUE, limit=6)
     backend.settle_many([(lease, Abandon("odd" if place % 2 else "even")) for place, lease in enumerate(leases)])
     assert backend.bulk(MessageFilter(reason="odd"), verb, limit=2) == 2
+    left = backend.list_messages(MessageFilter(states=(State.DEAD,)))
+    assert [message.id for message in left] == [known[place] for place in (0, 2, 4, 5)]
     raised = [lease.id for lease in backend.fetch_many(QUEUE, limit=6)]
-    assert in_order(backend, raised) == in_order(backend, [known[1], known[3]])
+    assert in_order(backend, raised) == in_order(backend, [] if verb is Verb.DELETE else [known[1], known[3]])
     assert backend.bulk(MessageFilter(reason="odd"), verb, limit=2) == 1

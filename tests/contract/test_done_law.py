@@ -11,7 +11,7 @@ from support.tables import row
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards
+from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
@@ -123,6 +123,18 @@ def test_follow_ups_come_with_an_ack_that_marks_a_key(backend: QueueBackend) -> 
     assert answer is Settled.OK
     assert backend.stats("mails").waiting == 1
     assert is_done(backend)
+
+
+def test_one_call_settles_guarded_leases_and_others(backend: QueueBackend) -> None:
+    plain, keyed, given_back = a_lease(backend), begun(backend), a_lease(backend)
+    rated = Guards(rates=(Rate("queue", 1), Rate("tenant", 1)))
+    assert begin(backend, given_back, rated)
+    batch = [(plain, Ack()), (keyed, Ack()), (given_back.guarded(rated), Release(begun=False))]
+    assert backend.settle_many(batch, "once") == [Settled.OK] * 3
+    assert is_done(backend)
+    for rate in rated.rates:
+        assert backend.keys.take(QUEUE, rate, "mine") == 0.0
+        assert backend.keys.take(QUEUE, rate, "more") > 0.0
 
 
 # --- a life of keys, as FAULTS row 25 tells it ------------------------------------------------------------

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
-from beanstalk_rig import NOW, QUEUE, BeanstalkRig, body, died, rig_on_it, server_of_file
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
-from jobpool.broker.values import Message, MessageFilter, State
-from jobpool.errors import Unsupported
-from jobpool_backends.beanstalk import inspect
+import greenstalk
+import pytest
+from beanstalk_rig import NOW, QUEUE, Administrator, BeanstalkRig, body, died, rig_on_it, server_of_file
+from msgspec.structs import replace
+from support.servers import BeanstalkServer
+from support.tables import row
+
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.errors import BackendUnavailable, Unsupported
+from jobpool_backends.beanstalk import BeanstalkBackend, inspect
 from jobpool_backends.beanstalk.inspect import Walk
+from jobpool_backends.beanstalk.records import Record, from_bytes
+from jobpool_torture.network import Proxy
 
 ALL = MessageFilter()
 
@@ -31,31 +42,6 @@ def walked(walk: Walk) -> list[str]:
 # --- lists ------------------------------------------------------------------------------------------------
 
 
-def test_all_about_a_letter(rig: BeanstalkRig) -> None:
-    record = died(
-        "a", attempts=3, crashes=1, deliveries=9, last_error="boom", cause='{"signal": "SIGKILL"}', reason="timeout"
-    )
-    rig.bury(record, priority=17)
-    [message] = rig.inspector.page(ALL, 0, 50)
-    assert (message.id, message.queue, message.state, message.handler) == ("a", QUEUE, State.DEAD, "send")
-    assert (message.attempts, message.crashes, message.deliveries, message.priority) == (3, 1, 9, 17)
-    assert (message.last_error, message.cause, message.reason) == ("boom", '{"signal": "SIGKILL"}', "timeout")
-    assert (message.enqueued_at, message.died_at, message.expires_at) == (NOW - 60.0, NOW, None)
-    assert message.body == body("a", priority=17)
-    assert rig.inspector.inspect("a") == message
-
-
-def test_looking_leaves_the_order_and_the_priorities(rig: BeanstalkRig) -> None:
-    known = [rig.bury(died(ident), priority=place) for place, ident in enumerate("abcde")]
-    assert ids(rig.inspector.page(ALL, 0, 2)) == ["a", "b"]
-    assert rig.inspector.count(MessageFilter(text="SEND"), 100) == 5
-    assert rig.inspector.inspect("c") is not None
-    assert rig.inspector.inspect("nobody") is None
-    assert rig.counts() == (0, 0, 0, 5)
-    assert [rig.raw.stats_job(job)["pri"] for job in known] == [0, 1, 2, 3, 4]
-    assert rig.buried() == known
-
-
 def test_pages_follow_each_other_by_death_through_all_queues(rig: BeanstalkRig) -> None:
     for place in range(11):
         rig.bury(died(f"{place:02d}"), queue=f"q{place % 3}")
@@ -66,45 +52,6 @@ def test_pages_follow_each_other_by_death_through_all_queues(rig: BeanstalkRig) 
         after = int(page[-1].cursor)
     assert seen == [f"{place:02d}" for place in range(11)]
     assert ids(rig.inspector.page(MessageFilter(queue="q1"), 0, 9)) == ["01", "04", "07", "10"]
-
-
-@pytest.mark.parametrize(
-    ("where", "found"),
-    [
-        (MessageFilter(handler="send"), "abc"),
-        (MessageFilter(handler="render"), ""),
-        (MessageFilter(reason="timeout"), "b"),
-        (MessageFilter(text="zürich"), "c"),
-        (MessageFilter(older_than=10.0), "a"),
-        (MessageFilter(newer_than=9.0), "bc"),
-        (MessageFilter(ids=("c", "a", "x")), "ac"),
-        (MessageFilter(states=(State.DEAD, State.WAITING)), "abc"),
-        (MessageFilter(queue=QUEUE, reason="failed"), "ac"),
-        (MessageFilter(queue="none"), ""),
-    ],
-)
-def test_filters(rig: BeanstalkRig, where: MessageFilter, found: str) -> None:
-    rig.bury(died("a", died_at=NOW - 10.0))
-    rig.bury(died("b", reason="timeout"))
-    rig.bury(died("c", last_error="in Zürich"))
-    assert ids(rig.inspector.page(where, 0, 50)) == list(found)
-    assert rig.inspector.count(where, 100) == len(found)
-
-
-def test_only_the_dead_are_listed_and_a_sentence_says_so(rig: BeanstalkRig) -> None:
-    rig.put("alive")
-    assert rig.inspector.page(ALL, 0, 50) == []
-    assert rig.inspector.inspect("alive") is None
-    live = MessageFilter(states=(State.WAITING, State.LEASED))
-    for look in (lambda: rig.inspector.page(live, 0, 50), lambda: rig.inspector.count(live, 10)):
-        with pytest.raises(Unsupported, match=r"lists_live.*stats"):
-            look()
-
-
-def test_a_count_ends_at_its_cap(rig: BeanstalkRig) -> None:
-    rig.bury_many("abcd")
-    assert rig.inspector.count(ALL, 3) == rig.inspector.count(MessageFilter(reason="failed"), 3) == 3
-    assert rig.inspector.count(MessageFilter(queue=QUEUE), 10) == 4
 
 
 # --- what it costs ----------------------------------------------------------------------------------------
@@ -201,19 +148,6 @@ def test_a_letter_whose_body_cannot_be_read_is_shown(rig: BeanstalkRig) -> None:
 # --- counts -----------------------------------------------------------------------------------------------
 
 
-def test_stats_count_each_state_and_tell_the_age_of_what_is_next(rig: BeanstalkRig) -> None:
-    rig.put("first")
-    rig.clock.advance(7.0)
-    rig.put("second")
-    rig.put("later", delay=100)
-    rig.raw.reserve_job(rig.put("leased"))
-    rig.bury(died("dead"))
-    rig.clock.advance(3.0)
-    stats = rig.inspector.stats(QUEUE)
-    assert (stats.waiting, stats.delayed, stats.leased, stats.dead, stats.oldest) == (2, 1, 1, 1, 10.0)
-    assert (rig.inspector.stats("nothing").pending, rig.inspector.stats("nothing").oldest) == (0, None)
-
-
 def test_the_age_of_what_another_program_put_is_the_servers(rig: BeanstalkRig) -> None:
     rig.raw.put(b"foreign")
     assert rig.inspector.stats(QUEUE).oldest in (0.0, 1.0)
@@ -230,3 +164,184 @@ def test_queues_are_the_tubes_with_our_prefix_that_hold_a_job(rig: BeanstalkRig)
         assert rig.inspector.queues() == ["dead", "delayed", "waiting"]
         for client, number in zip((other, odd), numbers, strict=True):
             client.delete(number)
+
+
+MINE = MessageFilter(queue=QUEUE)
+RAISE = [Verb.RETRY, Verb.RESUME]
+
+
+def ready(rig: BeanstalkRig) -> list[tuple[Record, bytes]]:
+    """What waits, in the order in which it is fetched; it is gone then."""
+    found = []
+    while True:
+        try:
+            job = rig.raw.reserve(0)
+        except greenstalk.TimedOutError:
+            return found
+        found.append(from_bytes(job.body, job.id))
+        rig.raw.delete(job)
+
+
+# --- raised -----------------------------------------------------------------------------------------------
+
+PAST = {
+    "attempts": 3,
+    "crashes": 2,
+    "deliveries": 9,
+    "crashed_at": NOW,
+    "last_error": "boom",
+    "cause": "killed",
+}
+
+
+@pytest.mark.parametrize(("verb", "kept"), [(Verb.RESUME, PAST), (Verb.RETRY, {"deliveries": 9})])
+def test_what_is_raised_has_its_priority_and_ttr_and_what_the_verb_keeps(
+    rig: BeanstalkRig, verb: Verb, kept: dict[str, Any]
+) -> None:
+    rig.bury(died("a", **PAST), priority=17, ttr=45)
+    assert rig.bulk_changer.bulk(MINE, verb, 10) == 1
+    told = rig.raw.stats_job(rig.raw.peek_ready().id)
+    assert (told["pri"], told["ttr"], told["delay"]) == (17, 45, 0)
+    assert ready(rig) == [(Record("a", NOW - 60.0, **kept, begun=True), body("a", priority=17))]
+    assert rig.counts() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("verb", RAISE)
+def test_letters_are_raised_in_their_order(rig: BeanstalkRig, verb: Verb) -> None:
+    known = [f"{place:03d}" for place in range(107)]
+    rig.bury_many(known)
+    assert rig.bulk_changer.bulk(MINE, verb, 1000) == len(known)
+    assert rig.bulk_changer.bulk(MINE, verb, 1000) == 0
+    assert [record.id for record, _ in ready(rig)] == known
+
+
+def test_one_that_was_seen_is_raised_without_a_walk(rig: BeanstalkRig) -> None:
+    rig.bury_many(map(str, range(20)))
+    rig.inspector.page(MINE, 0, 50)
+    before = rig.steps()
+    assert rig.bulk_changer.bulk(MessageFilter(ids=("11", "7")), Verb.RETRY, 10) == 2
+    assert rig.steps() == before
+
+
+def test_letters_of_all_queues(rig: BeanstalkRig) -> None:
+    for queue in ("a", "b", "c"):
+        rig.bury(died(queue), queue=queue)
+    assert rig.bulk_changer.bulk(MessageFilter(), Verb.RETRY, 2) == 2
+    assert rig.bulk_changer.bulk(MessageFilter(), Verb.RETRY, 2) == 1
+
+
+def test_what_another_program_buried_is_kicked_as_it_is(rig: BeanstalkRig) -> None:
+    number = rig.bury_bytes(b"foreign", priority=70_000)
+    assert rig.bulk_changer.bulk(MINE, Verb.RETRY, 10) == 1
+    job = rig.raw.peek_ready()
+    assert (job.id, job.body, rig.raw.stats_job(job)["pri"]) == (number, b"foreign", 70_000)
+    assert rig.counts() == (1, 0, 0, 0)
+
+
+def test_live_ones_of_all_queues_cannot_be_deleted_and_a_sentence_says_what_can(rig: BeanstalkRig) -> None:
+    rig.put("a")
+    rig.bury(died("b"))
+    for where in (MessageFilter(), MessageFilter(states=(State.WAITING,)), MessageFilter(ids=("a",))):
+        with row(where), pytest.raises(Unsupported, match=r"keeps_records.*: delete all of a queue"):
+            rig.bulk_changer.bulk(where, Verb.DELETE, 10)
+    assert rig.counts() == (1, 0, 0, 1)
+
+
+def test_what_is_no_name_of_a_queue_is_never_part_of_a_command(rig: BeanstalkRig) -> None:
+    rig.bury(died("a"))
+    for name in ("no queue", "x\r\nkick 9", "-x", "", "ü", "x" * 300):
+        where = MessageFilter(queue=name)
+        assert rig.inspector.stats(name) == QueueStats(), name
+        assert rig.inspector.page(where, 0, 9) == [], name
+        assert rig.inspector.count(where, 9) == rig.inspector.count(MessageFilter(queue=name, text="a"), 9) == 0
+        assert {rig.bulk_changer.bulk(where, verb, 9) for verb in Verb} == {0}, name
+    assert rig.counts() == (0, 0, 0, 1)
+
+
+# --- what can go wrong ------------------------------------------------------------------------------------
+
+
+def test_a_letter_whose_administrator_died_is_not_taken_for_a_live_message(rig: BeanstalkRig) -> None:
+    """A connection that breaks leaves what it has reserved ready, with its dead mark."""
+    number = rig.bury(died("a"), priority=17)
+    with rig.server.client() as dying:
+        dying.reserve_job(number)
+    rig.put("alive")
+    rig.put("later", delay=10)
+    rig.raw.put(rig.raw.peek(number).body, delay=3600)  # as one that was not buried in time
+    assert (
+        rig.bulk_changer.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), Verb.DELETE, 10) == 2
+    )
+    assert rig.counts() == (0, 0, 0, 2)
+    assert rig.raw.stats_job(number)["pri"] == 17
+    assert [message.id for message in rig.inspector.page(MINE, 0, 9)] == ["a", "a"]
+
+
+@pytest.mark.parametrize("lost", ["peek-buried", "reserve-job", "put", "delete"])
+def test_a_connection_that_breaks_in_the_middle_loses_nothing(rig: BeanstalkRig, lost: str) -> None:
+    rig.bury_many("abc")
+    with Proxy(rig.server.host, rig.server.port) as proxy:
+        far = replace(rig.address, port=proxy.port)
+        admin = Administrator(far, rig.clock)
+        proxy.drop_replies(1, match=rf"(?m)^{lost} ?")
+        with pytest.raises(BackendUnavailable, match="closed the connection"):
+            admin.bulk_changer.bulk(MINE, Verb.RETRY, 10)
+        admin.connections.close()
+    backend = BeanstalkBackend(rig.address, clock=rig.clock)
+    leases = backend.fetch_many(QUEUE, limit=9)  # what is ready, and has a dead mark, is buried again
+    messages = backend.list_messages(MINE)
+    backend.close()
+    alive, letters = [lease.id for lease in leases], [message.id for message in messages]
+    assert {*alive, *letters} == set("abc")
+    assert len(alive) == len(set(alive))
+    assert len(letters) == len(set(letters))
+    assert set(alive) == ({"a"} if lost in ("put", "delete") else set())
+    assert set(letters) == (set("bc") if lost == "delete" else set("abc"))
+    assert [lease.crashes for lease in leases] == [0] * len(leases)
+
+
+@pytest.mark.parametrize("verb", RAISE)
+def test_a_server_that_takes_no_copies_keeps_its_letters(tmp_path: Path, verb: Verb) -> None:
+    with BeanstalkServer(tmp_path) as server:
+        rig = BeanstalkRig(server)
+        rig.bury_many("abc")
+        server.drain()
+        with pytest.raises(BackendUnavailable, match="drain mode"):
+            rig.bulk_changer.bulk(MINE, verb, 10)
+        assert rig.counts() == (0, 0, 0, 3)
+        assert rig.bulk_changer.bulk(MINE, Verb.DELETE, 10) == 3
+        rig.close()
+
+
+def test_administrators_at_once_raise_each_letter_once(rig: BeanstalkRig) -> None:
+    known = [f"{place:03d}" for place in range(120)]
+    rig.bury_many(known)
+    others = [rig.administrator() for _ in range(3)]
+
+    def raise_all(number: int) -> int:
+        changed = 0
+        while done := others[number].bulk_changer.bulk(MINE, Verb.RETRY, 7):
+            changed += done
+        return changed
+
+    with ThreadPoolExecutor(3) as threads:
+        changed = sum(threads.map(raise_all, range(3)))
+    changed += rig.bulk_changer.bulk(
+        MINE, Verb.RETRY, 1000
+    )  # what was in somebody's hands when the last of them looked
+    assert changed == len(known)
+    assert Counter(record.id for record, _ in ready(rig)) == Counter(known)
+    assert rig.counts() == (0, 0, 0, 0)
+
+
+def test_lists_while_letters_are_deleted_leave_nothing_behind(rig: BeanstalkRig) -> None:
+    rig.bury_many([f"{place:03d}" for place in range(80)])
+    other = rig.administrator()
+    with ThreadPoolExecutor(1) as thread:
+        lists = thread.submit(lambda: [other.inspector.page(MessageFilter(text="send"), 0, 9) for _ in range(10)])
+        deleted = 0
+        while not lists.done() or rig.counts()[3]:
+            deleted += rig.bulk_changer.bulk(MINE, Verb.DELETE, 10)
+    assert all(len(page) <= 9 for page in lists.result())
+    assert deleted == 80
+    assert rig.counts() == (0, 0, 0, 0)

@@ -46,16 +46,6 @@ def test_a_fetch_hands_out_what_was_found_and_what_else_there_is(clients: Client
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=9)] == [0, 1, 2, 3, 4]
 
 
-def test_a_message_that_comes_wakes_who_waits(clients: Clients) -> None:
-    backend, other = clients.open(), clients.open()
-    with ThreadPoolExecutor(1) as executor:
-        waiter = executor.submit(backend.wait_any, [QUEUE], 10.0)
-        wait_until(lambda: watching(clients))
-        other.enqueue(a_job())
-        assert waiter.result(5.0) == QUEUE
-    assert one(backend).deliveries == 1
-
-
 # --- what nobody fetches -----------------------------------------------------------------------------------------
 
 

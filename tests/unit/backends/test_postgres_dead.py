@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 from postgres_rig import Rig, together
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, numbered
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres import leases as leases_module
-from jobpool_backends.postgres.connection import read_address
-from jobpool_backends.shared import DeadCaps
 
 
 def take(backend: PostgresBackend, count: int) -> list[JobLease]:
@@ -24,17 +22,6 @@ def bury(backend: PostgresBackend, count: int) -> list[JobLease]:
     leases = take(backend, count)
     assert set(backend.settle_many([(lease, Abandon("failed")) for lease in leases])) == {Settled.OK}
     return leases
-
-
-def test_beyond_dead_max_the_oldest_go_whatever_their_place_in_the_queue(rig: Rig) -> None:
-    backend = rig.open(dead_max=2)
-    known = backend.enqueue_many([a_job(identifier=f"order-{number}") for number in range(5)])
-    for lease in reversed(backend.fetch_many(QUEUE, limit=5, ttl=300.0)):
-        backend.abandon(lease, "failed")
-    assert [message.id for message in backend.list_messages()] == known[:2]  # those that died last
-    assert backend.evicted(QUEUE) == 3
-    assert backend.enqueue(a_job(identifier="order-4")) == "order-4"  # its end is remembered
-    assert backend.stats(QUEUE).pending == 0
 
 
 def test_a_cap_that_is_set_late_is_reached_piece_by_piece(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,16 +56,3 @@ def test_an_eviction_that_fails_does_not_hide_the_answer(rig: Rig, monkeypatch: 
     assert backend.stats(QUEUE).dead == 2
     backend.reap(QUEUE)
     assert backend.stats(QUEUE).dead == 1
-
-
-def test_the_caps_are_read_from_the_url_or_by_keyword() -> None:
-    assert read_address("postgresql://here/jobs").caps == DeadCaps()
-    url = "postgresql://here/jobs?dead_max=100&dead_max_age=1.5"
-    assert read_address(url).caps == DeadCaps(100, 1_500_000)
-    assert read_address(url, {"dead_max": 7}).caps == DeadCaps(7, 1_500_000)
-
-
-@pytest.mark.parametrize(("name", "value"), [("dead_max", "2.5"), ("dead_max", -1), ("dead_max_age", "soon")])
-def test_a_cap_that_is_none_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ConfigurationError, match=f"postgresql:// takes option {name} as a .* not {value!r}"):
-        read_address("postgresql://here/jobs", {name: value})

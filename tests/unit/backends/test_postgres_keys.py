@@ -149,8 +149,9 @@ def test_who_asks_for_another_name_waits_for_nobody(rig: Rig, backend: PostgresB
 # --- leases that end just now -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("commits", [True, False])
 def test_a_key_stays_held_while_its_ack_is_under_way_though_the_deadline_has_passed(
-    rig: Rig, backend: PostgresBackend
+    rig: Rig, backend: PostgresBackend, commits: bool
 ) -> None:
     """A handler's own transaction has acked in time, and commits late: until then nobody runs under its key."""
     [lease] = leases(backend, 1, ttl=1.0)
@@ -160,19 +161,8 @@ def test_a_key_stays_held_while_its_ack_is_under_way_though_the_deadline_has_pas
         ack(connection, backend.ticket(lease.guarded(KEY)))
         wait_until(lambda: not backend.keys.holders(QUEUE, "key:order-17"), what="the deadline has passed")
         assert begin(backend, other, KEY) == Begun(Begin.HELD, "order-17")
-        connection.commit()
-    assert begin(backend, other, KEY) == Begun(Begin.DONE, "order-17")
-
-
-def test_a_key_is_free_again_when_that_transaction_was_undone(rig: Rig, backend: PostgresBackend) -> None:
-    [lease] = leases(backend, 1, ttl=1.0)
-    [other] = leases(backend, 1)
-    assert begin(backend, lease, KEY)
-    with rig.connect() as connection:
-        ack(connection, backend.ticket(lease.guarded(KEY)))
-        wait_until(lambda: not backend.keys.holders(QUEUE, "key:order-17"), what="the deadline has passed")
-        connection.rollback()
-    assert begin(backend, other, KEY)
+        connection.commit() if commits else connection.rollback()
+    assert begin(backend, other, KEY) == (Begun(Begin.DONE, "order-17") if commits else Begun(Begin.GRANTED))
 
 
 def test_whoever_looks_finds_the_key_held_or_done_and_never_free(rig: Rig, backend: PostgresBackend) -> None:
@@ -205,24 +195,6 @@ def test_places_of_leases_that_have_ended_take_no_room_from_a_batch(
     assert all(backend.settle_many([(lease, Ack()) for lease in ended]))
     answers = backend.keys.begin_many([(lease, guards) for lease in wanting])
     assert [bool(answer) for answer in answers] == [True] * room + [False] * (6 - room)
-
-
-# --- acks and releases of guarded leases --------------------------------------------------------------------
-
-
-def test_one_call_settles_guarded_leases_and_others(backend: PostgresBackend) -> None:
-    plain, keyed, given_back = leases(backend, 3)
-    rated = Guards(rates=(Rate("queue", 1), Rate("tenant", 1)))
-    assert all(backend.keys.begin_many([(keyed, KEY), (given_back, rated)]))
-    batch = [(plain, Ack()), (keyed.guarded(KEY), Ack()), (given_back.guarded(rated), Release(begun=False))]
-    assert backend.settle_many(batch, "once") == [Settled.OK] * 3
-    assert not backend.keys.first_run(QUEUE, "order-17")
-    assert backend.keys.forget(QUEUE, "order-17")
-    assert backend.settle_many(batch, "once") == [Settled.ALREADY] * 3
-    assert not backend.keys.forget(QUEUE, "order-17")
-    for rate in rated.rates:
-        assert backend.keys.take(QUEUE, rate, "mine") == 0.0
-        assert backend.keys.take(QUEUE, rate, "more") > 0.0
 
 
 # --- what is kept goes again --------------------------------------------------------------------------------

@@ -542,20 +542,6 @@ def test_sweeping_goes_on_beside_the_calls(rig: Rig, backend: PostgresBackend) -
 # --- texts and filters --------------------------------------------------------------------------------------
 
 
-def test_odd_texts_are_kept_as_well_as_they_can_be(backend: PostgresBackend) -> None:
-    backend.enqueue_many(numbered(3))
-    one, two, three = backend.fetch_many(QUEUE, limit=3)
-    odd = "a\0b \ud800 Zürich \U0001f600"
-    assert all(backend.settle_many([(one, Nack(0.0, odd)), (two, Abandon(odd, odd)), (three, Forfeit(odd))]))
-    kept = "a\ufffdb \\ud800 Zürich \U0001f600"
-    first, second, third = backend.list_messages()
-    assert (first.last_error, second.reason, second.last_error, third.cause) == (kept, kept, kept, kept)
-    assert [message.id for message in backend.list_messages(MessageFilter(reason=odd))] == [second.id]
-    assert len(backend.list_messages(MessageFilter(text="ZÜRICH"))) == 3
-    for where in (MessageFilter(handler="\0"), MessageFilter(queue="\ud800"), MessageFilter(ids=("\0",))):
-        assert backend.count(where) == 0
-
-
 def test_a_body_that_is_no_text_can_be_looked_for(rig: Rig, backend: PostgresBackend) -> None:
     ident = backend.enqueue(a_job())
     rig.ask("UPDATE {schema}.messages SET body = '\\xff00fe4d61524b'")
@@ -588,16 +574,6 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     assert 0 < count < len(rare)
     assert backend.bulk(dead, Verb.RETRY) == count
     assert backend.count(MessageFilter(states=(State.DEAD,))) == 200 - count
-
-
-def test_ids_of_a_filter_come_in_pages_too(backend: PostgresBackend) -> None:
-    known = backend.enqueue_many(numbered(30))
-    where = MessageFilter(ids=tuple(reversed(known[::2])))
-    page = backend.list_messages(where, limit=4)
-    rest = backend.list_messages(where, after=page[-1].cursor, limit=100)
-    assert [message.id for message in page + rest] == known[::2]
-    assert backend.bulk(where, Verb.DELETE, limit=3) == 3
-    assert backend.count(where) == 12
 
 
 def test_fallen_due_and_not_fetched_since_it_waits_for_whoever_looks(rig: Rig, backend: PostgresBackend) -> None:

@@ -40,36 +40,19 @@ def waits_for_a_transaction(rig: Rig) -> bool:
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "among others"])
-def test_the_second_waits_for_the_first_and_is_told_its_id(
-    rig: Rig, backend: PostgresBackend, connection: Connection, count: int
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_second_waits_for_the_first_and_is_told_its_id_if_it_commits(
+    rig: Rig, backend: PostgresBackend, connection: Connection, count: int, commits: bool
 ) -> None:
-    [known] = backend.enqueue_in(connection, [unique()])
+    [first] = backend.enqueue_in(connection, [unique()])
     with ThreadPoolExecutor(1) as threads:
         second = threads.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
         wait_until(lambda: waits_for_a_transaction(rig), what="the second waits for the first")
-        connection.commit()
-        assert second.result(PATIENCE)[-1] == known
+        connection.commit() if commits else connection.rollback()
+        told = second.result(PATIENCE)[-1]
+    assert (told == first) is commits
     assert backend.stats(QUEUE).waiting == count
-
-
-def test_the_second_is_added_when_the_first_rolled_back(
-    rig: Rig, backend: PostgresBackend, connection: Connection
-) -> None:
-    [undone] = backend.enqueue_in(connection, [unique()])
-    with ThreadPoolExecutor(1) as threads:
-        second = threads.submit(backend.enqueue, unique())
-        wait_until(lambda: waits_for_a_transaction(rig), what="the second waits for the first")
-        connection.rollback()
-        added = second.result(PATIENCE)
-    assert added != undone
-    assert [message.id for message in backend.list_messages()] == [added]
-
-
-def test_within_one_transaction_the_second_is_told_too(backend: PostgresBackend, connection: Connection) -> None:
-    [known] = backend.enqueue_in(connection, [unique()])
-    assert backend.enqueue_in(connection, [a_job(), unique()])[1] == known
-    connection.commit()
-    assert backend.stats(QUEUE).waiting == 2
+    assert backend.inspect(told) is not None
 
 
 def test_who_has_a_known_key_in_an_open_transaction_keeps_nobody_waiting(
@@ -156,36 +139,6 @@ def test_many_at_once_are_all_or_none_however_they_travel(
 
 
 # --- follow-ups and a handler's own transaction -------------------------------------------------------------
-
-
-def test_an_ack_in_a_transaction_marks_its_key_done_and_keeps_the_unique_one_known(
-    rig: Rig, backend: PostgresBackend, connection: Connection
-) -> None:
-    known = backend.enqueue(unique())
-    guards = Guards(key="order-17", keep=100.0)
-    lease = a_lease(backend)
-    assert backend.keys.begin_many([(lease, guards)])[0]
-    ack(connection, backend.ticket(lease.guarded(guards)), [backend.pack(unique("follow-up"))])
-    assert backend.keys.holders(QUEUE, "key:order-17") == [known]
-    connection.commit()
-    for table in ("done", "uniques"):
-        [(left,)] = rig.ask(f"SELECT until - {{schema}}.moment() FROM {{schema}}.{table} WHERE key = 'order-17'")
-        assert 50e6 < left <= 100e6
-    assert not backend.keys.first_run(QUEUE, "order-17")
-    assert backend.enqueue(unique()) == known
-    [follow_up] = backend.list_messages()
-    assert backend.enqueue(unique("follow-up")) == follow_up.id
-
-
-def test_an_ack_that_was_rolled_back_marks_nothing_done(backend: PostgresBackend, connection: Connection) -> None:
-    known = backend.enqueue(unique())
-    guards = Guards(key="order-17")
-    lease = a_lease(backend).guarded(guards)
-    ack(connection, backend.ticket(lease))
-    connection.rollback()
-    assert backend.keys.first_run(QUEUE, "order-17")
-    assert backend.ack(lease)
-    assert backend.enqueue(unique()) == known
 
 
 def test_a_ticket_says_nothing_of_keys_where_there_are_none(backend: PostgresBackend) -> None:
