@@ -123,14 +123,14 @@ MUTATIONS = [
         f"{BACKENDS}/redis/lua/settle.lua",
         "        let_go(q, work.guarded)\n",
         "",
-        f"{LAWS}/test_guard_life_law.py {LAWS}/test_guard_law.py",
+        f"{LAWS}/test_guard_law.py",
     ),
     Mutation(
         "memory: a lock outlives its lease",
         f"{BACKENDS}/memory/places.py",
         ".values() if entry.deadline > self._turn.boot]",
         ".values()]",
-        f"{LAWS}/test_guard_life_law.py {LAWS}/test_guard_law.py",
+        f"{LAWS}/test_guard_law.py",
     ),
     Mutation(
         "postgres: an ack does not mark its key done",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import in_order
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import Level, cautions_of
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool.errors import Unsupported
 
@@ -276,3 +279,26 @@ def test_bulk_over_many_messages_ends(backend: QueueBackend) -> None:
     backend.enqueue_many(numbered(1700))
     where = MessageFilter(queue=QUEUE)
     assert [backend.bulk(where, Verb.DELETE) for _ in range(3)] == [1000, 700, 0]
+
+
+def test_every_check_has_a_name_and_what_is_bad_a_reason_and_a_mend(backend: QueueBackend) -> None:
+    found = backend.diagnose()
+    assert found
+    for finding in found:
+        assert re.fullmatch(r"[a-z]+(\.[a-z_-]+)+", finding.check), finding.check
+        assert finding.found
+        assert not finding.is_bad or finding.mend, finding
+        assert finding.is_bad or not finding.mend, finding
+
+
+def test_cautions_are_the_sentences_of_what_is_bad(backend: QueueBackend) -> None:
+    found = backend.diagnose()
+    assert backend.cautions() == cautions_of(found)
+    assert len(backend.cautions()) == sum(f.level in (Level.WARNING, Level.PROBLEM) for f in found)
+
+
+def test_looking_changes_nothing(backend: QueueBackend) -> None:
+    before = backend.queues()
+    backend.diagnose()
+    backend.broker_time()
+    assert backend.queues() == before

@@ -291,26 +291,20 @@ def test_a_late_owner_ends_nothing(harness: Harness, backend: QueueBackend) -> N
     assert counts(backend) == (1, 0, 0, 0)
 
 
-def test_a_dead_member_that_is_raised_again_does_not_reopen_it(backend: QueueBackend) -> None:
+def test_a_dead_member_that_is_raised_again_or_deleted_is_not_counted_again(backend: QueueBackend) -> None:
     opened(backend)
-    [lease] = leased(backend, 1)
+    [lease, other] = leased(backend, 2)
     backend.batches.close(BATCH)
-    assert backend.abandon(lease, "failed") is Settled.OK
+    for member in (lease, other):
+        assert backend.abandon(member, "failed") is Settled.OK
     assert callbacks(backend) == ONLY_DONE
     assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.RETRY) == 1
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.DELETE) == 1
     [again] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
     assert backend.batches.members(BATCH, 10) == []
     assert backend.ack(again) is Settled.OK
-    assert counts(backend) == (1, 0, 1, 0)
+    assert counts(backend) == (2, 0, 2, 0)
     assert callbacks(backend) == ONLY_DONE
-
-
-def test_a_dead_member_that_is_deleted_is_not_counted_again(backend: QueueBackend) -> None:
-    opened(backend)
-    first, _ = leased(backend, 2)
-    backend.abandon(first, "failed")
-    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.DELETE) == 1
-    assert counts(backend) == (2, 0, 1, 0)
 
 
 def test_the_same_id_is_one_member(backend: QueueBackend) -> None:
@@ -327,11 +321,18 @@ def test_the_same_id_is_one_member(backend: QueueBackend) -> None:
     assert counts(backend) == (1, 1, 0, 0)
 
 
-def test_a_unique_job_that_is_there_already_is_no_member(backend: QueueBackend) -> None:
-    backend.enqueue(a_job(idempotency_key="k", unique=True))
+def test_a_unique_job_that_is_there_already_is_no_member_and_may_name_a_closed_batch(backend: QueueBackend) -> None:
+    """It is not added, so it does not matter that its batch is closed."""
     opened(backend)
-    backend.enqueue(a_job(idempotency_key="k", unique=True, batch=BATCH))
+    first, member = (a_job(idempotency_key="k", unique=True, batch=batch) for batch in (None, BATCH))
+    known = backend.enqueue(first)
+    assert backend.enqueue(member) == known
     assert counts(backend) == (0, 0, 0, 0)
+    backend.batches.close(BATCH)
+    assert backend.enqueue(member) == known
+    assert backend.bulk(MessageFilter(), Verb.DELETE) > 0
+    one, other = backend.enqueue_many([first, member])
+    assert one == other != known
 
 
 @pytest.mark.spans
@@ -469,15 +470,17 @@ def test_a_batch_is_a_member_of_another(backend: QueueBackend) -> None:
     )
 
 
-def test_one_that_fails_fails_in_its_parent(backend: QueueBackend) -> None:
+@pytest.mark.parametrize("way", ["fails", "is stopped"])
+def test_one_that_fails_or_is_stopped_does_so_in_its_parent(backend: QueueBackend, way: str) -> None:
     opened(backend, "outer")
     opened(backend, "inner", parent="outer")
-    [inner] = leased(backend, 1, batch="inner")
-    backend.batches.close("inner")
+    inner = leased(backend, 1, batch="inner") if way == "fails" else []
+    backend.batches.close("inner", stop=way == "is stopped")
     backend.batches.close("outer")
-    backend.abandon(inner, "failed")
-    assert counts(backend, "outer") == (1, 0, 1, 0)
-    assert known(backend, "outer").failed_ids == ("inner",)
+    for lease in inner:
+        backend.abandon(lease, "failed")
+    assert counts(backend, "outer") == ((1, 0, 1, 0) if way == "fails" else (1, 0, 0, 1))
+    assert known(backend, "outer").failed_ids == (("inner",) if way == "fails" else ())
     assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
 
 
@@ -520,16 +523,6 @@ def test_one_that_is_closed_can_be_stopped_until_it_ends(backend: QueueBackend) 
     backend.batches.close("other")
     backend.batches.close("other", stop=True)
     assert not known(backend, "other").stopped
-
-
-def test_one_that_is_stopped_is_cancelled_in_its_parent(backend: QueueBackend) -> None:
-    opened(backend, "outer")
-    opened(backend, "inner", parent="outer")
-    backend.batches.close("inner", stop=True)
-    backend.batches.close("outer")
-    assert counts(backend, "outer") == (1, 0, 0, 1)
-    assert known(backend, "outer").failed_ids == ()
-    assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
 
 
 def test_no_batch_joins_one_that_is_not_open_or_itself(backend: QueueBackend) -> None:
@@ -584,16 +577,6 @@ def test_clients_share_a_batch(harness: Harness, backend: QueueBackend) -> None:
         [lease] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
         other.ack(lease)
     assert callbacks(backend) == BOTH
-
-
-def test_only_one_that_would_be_added_is_refused(backend: QueueBackend) -> None:
-    """One whose unique key is another's is not added, so it does not matter that its batch is closed."""
-    opened(backend)
-    backend.batches.close(BATCH)
-    jobs = [a_job(idempotency_key="k", unique=True, batch=batch) for batch in (None, BATCH)]
-    one, other = backend.enqueue_many(jobs)
-    assert one == other
-    assert backend.enqueue(jobs[1]) == one
 
 
 @pytest.mark.spans

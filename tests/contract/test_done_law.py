@@ -126,15 +126,15 @@ def test_follow_ups_come_with_an_ack_that_marks_a_key(backend: QueueBackend) -> 
 
 
 def test_one_call_settles_guarded_leases_and_others(backend: QueueBackend) -> None:
-    plain, keyed, given_back = a_lease(backend), begun(backend), a_lease(backend)
+    plain, keyed, given_back = a_lease(backend), begun(backend), a_lease(backend, "mails")
     rated = Guards(rates=(Rate("queue", 1), Rate("tenant", 1)))
     assert begin(backend, given_back, rated)
     batch = [(plain, Ack()), (keyed, Ack()), (given_back.guarded(rated), Release(begun=False))]
     assert backend.settle_many(batch, "once") == [Settled.OK] * 3
     assert is_done(backend)
     for rate in rated.rates:
-        assert backend.keys.take(QUEUE, rate, "mine") == 0.0
-        assert backend.keys.take(QUEUE, rate, "more") > 0.0
+        assert backend.keys.take("mails", rate, "mine") == 0.0
+        assert backend.keys.take("mails", rate, "more") > 0.0
 
 
 # --- a life of keys, as FAULTS row 25 tells it ------------------------------------------------------------

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 
 import pytest
-from beanstalk_clients import QUEUE, Clients, a_job
+from beanstalk_clients import Clients
 from hypothesis import given
 from hypothesis import strategies as st
+from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, ReapPolicy

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
+from beanstalk_clients import AT_ONCE, Clients, one
+from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
 from jobpool.broker.values import Reaped, ReapPolicy

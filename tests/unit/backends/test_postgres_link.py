@@ -112,16 +112,11 @@ def test_a_statement_that_takes_too_long_is_cancelled_at_the_server(rig: Rig) ->
     assert session(database) == pid
 
 
-def test_limits_that_somebody_has_set_are_left_alone(rig: Rig) -> None:
-    database = rig.database(
-        options="-c statement_timeout=12s -c idle_in_transaction_session_timeout=34s",
-    )
+def test_a_transaction_left_open_is_ended_by_the_server_and_limits_that_somebody_has_set_stand(rig: Rig) -> None:
+    assert rig.database().run("SHOW idle_in_transaction_session_timeout") == [("10s",)]
+    database = rig.database(options="-c statement_timeout=12s -c idle_in_transaction_session_timeout=34s")
     assert database.run("SHOW statement_timeout") == [("12s",)]
     assert database.run("SHOW idle_in_transaction_session_timeout") == [("34s",)]
-
-
-def test_a_transaction_left_open_is_ended_by_the_server(rig: Rig) -> None:
-    assert rig.database().run("SHOW idle_in_transaction_session_timeout") == [("10s",)]
 
 
 @pytest.mark.parametrize("in_transaction", [False, True], ids=["statement", "transaction"])

@@ -67,18 +67,12 @@ def writes(link: Link) -> list[Callable[[], object]]:
 # --- settings that are wrong -------------------------------------------------------------------------------
 
 
-def test_a_wrong_password(start: Start) -> None:
+def test_a_wrong_or_missing_password(start: Start) -> None:
     server = start(requirepass=PASSWORD)
-    with link_to(server, password="wrong-" + PASSWORD) as link:
-        assert "refuses this password or user name: mend them" in told(ConfigurationError, lambda: link.call("PING"))
-    with link_to(server, username="nobody", password=PASSWORD) as link:
-        assert "refuses this password or user name: mend them" in told(ConfigurationError, lambda: link.call("PING"))
-    with link_to(server, password=PASSWORD) as link:
-        assert link.call("PING") == b"PONG"
-
-
-def test_a_missing_password(start: Start) -> None:
-    server = start(requirepass=PASSWORD)
+    for fields in ({"password": "wrong-" + PASSWORD}, {"username": "nobody", "password": PASSWORD}):
+        with link_to(server, **fields) as link:
+            text = told(ConfigurationError, lambda link=link: link.call("PING"))
+            assert "refuses this password or user name: mend them" in text
     with link_to(server) as link:
         for call in (
             lambda: link.call("PING"),
@@ -87,16 +81,17 @@ def test_a_missing_password(start: Start) -> None:
         ):
             text = told(ConfigurationError, call)
             assert f"Redis at 127.0.0.1:{server.port} wants a password, and got none: write user" in text
+    with link_to(server, password=PASSWORD) as link:
+        assert link.call("PING") == b"PONG"
 
 
-def test_a_password_that_nobody_asked_for() -> None:
-    with link_to(shared_redis(), password=PASSWORD) as link:
-        assert "has no password set, yet one was given" in told(ConfigurationError, lambda: link.call("PING"))
-
-
-def test_a_database_that_there_is_not() -> None:
-    with link_to(shared_redis(), db=99) as link:
-        assert "no database of this number: choose one below" in told(ConfigurationError, lambda: link.call("PING"))
+def test_a_password_that_nobody_asked_for_and_a_database_that_there_is_not() -> None:
+    for fields, text in [
+        ({"password": PASSWORD}, "has no password set, yet one was given"),
+        ({"db": 99}, "no database of this number: choose one below"),
+    ]:
+        with link_to(shared_redis(), **fields) as link:
+            assert text in told(ConfigurationError, lambda link=link: link.call("PING"))
 
 
 def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
@@ -131,23 +126,19 @@ def test_a_node_of_a_cluster_is_not_a_server_by_itself(start: Start) -> None:
         assert "says that its cluster is down: bring" in told(BackendUnavailable, lambda: link.call("GET", "key"))
 
 
-def test_nothing_listens_at_this_port() -> None:
-    port = free_port()
-    link = ServerLink(Endpoint("127.0.0.1", port))
-    text = f"Redis at 127.0.0.1:{port} refuses connections: nothing listens there. Start Redis, or mend the address"
-    assert told(BackendUnavailable, lambda: link.call("PING")) == text
-
-
-def test_a_host_without_an_address() -> None:
-    link = ServerLink(Endpoint("no-such-host.invalid"))
-    assert "no-such-host.invalid:6379 cannot be found: mend" in told(BackendUnavailable, lambda: link.call("PING"))
-
-
-def test_a_unix_socket_that_is_none(tmp_path: Path) -> None:
-    link = ServerLink(Endpoint(path=str(tmp_path / "redis.sock")))
-    assert "redis.sock is not there: start Redis" in told(BackendUnavailable, lambda: link.call("PING"))
-    (tmp_path / "redis.sock").touch()
-    assert "redis.sock refuses connections: nothing" in told(BackendUnavailable, lambda: link.call("PING"))
+def test_nobody_is_there(tmp_path: Path) -> None:
+    port, none = free_port(), tmp_path / "redis.sock"
+    none.touch()
+    for place, text in [
+        (
+            Endpoint("127.0.0.1", port),
+            f"Redis at 127.0.0.1:{port} refuses connections: nothing listens there. Start Redis, or mend the address",
+        ),
+        (Endpoint("no-such-host.invalid"), "no-such-host.invalid:6379 cannot be found: mend"),
+        (Endpoint(path=str(tmp_path / "no.sock")), "no.sock is not there: start Redis"),
+        (Endpoint(path=str(none)), "redis.sock refuses connections: nothing"),
+    ]:
+        assert text in told(BackendUnavailable, lambda place=place: ServerLink(place).call("PING"))
 
 
 @contextmanager

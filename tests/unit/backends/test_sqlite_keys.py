@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from split_clock import SplitClock
 from sqlite_explained import rows
 from support.jobs import QUEUE, a_job, numbered
 
@@ -45,39 +44,39 @@ def two_leases(backend: SqliteBackend, ttl: float = 30.0) -> tuple[JobLease, Job
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_setting_the_clock_neither_frees_nor_keeps_a_place(open_sqlite: Open, step: float) -> None:
-    clock = SplitClock()
+    clock = ManualClock()
     backend = open_sqlite(clock=clock)
     first, second = two_leases(backend)
     assert begin(backend, first) is Begin.GRANTED
-    clock.wall_time += step
-    clock.boot_time += 29.999999
+    clock.set_wall(step)
+    clock.advance(29.999999)
     assert begin(backend, second) is Begin.HELD
     assert backend.keys.holders(QUEUE, "job:nightly") == [first.id]
-    clock.boot_time = 530.0
+    clock.advance(0.000001)
     assert backend.keys.holders(QUEUE, "job:nightly") == []
     assert begin(backend, second) is Begin.GRANTED
 
 
 @pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
 def test_after_a_reboot_the_wall_clock_decides(open_sqlite: Open, boot: int) -> None:
-    before = open_sqlite(clock=SplitClock(boot_time=90_000.0), boot=2)
+    before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
     first, second = two_leases(before)
     assert begin(before, first) is Begin.GRANTED
-    clock = SplitClock(wall_time=1_800_000_029.0, boot_time=5.0)
+    clock = ManualClock(1_800_000_029.0, boot=5.0)
     after = open_sqlite(clock=clock, boot=boot)
     assert begin(after, second) is Begin.HELD
-    clock.wall_time += 1.0
+    clock.set_wall(1.0)
     assert begin(after, second) is Begin.GRANTED
 
 
 def test_a_clock_set_back_stops_a_rate_for_a_window_at_most(open_sqlite: Open) -> None:
-    clock = SplitClock()
+    clock = ManualClock()
     keys = open_sqlite(clock=clock).keys
     rate = Rate("queue", 1, 10.0)
     assert keys.take(QUEUE, rate, "one") == 0.0
-    clock.wall_time -= 9.0
+    clock.set_wall(-9.0)
     assert keys.take(QUEUE, rate, "two") == 19.0
-    clock.wall_time -= 1.0
+    clock.set_wall(-1.0)
     assert keys.take(QUEUE, rate, "two") == 0.0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from split_clock import SplitClock
 from sqlite_explained import rows
 from support.claims import claim, found, ids, nothing_to_claim, post
 from support.jobs import QUEUE, a_job, at, numbered
@@ -25,41 +24,40 @@ Open = Callable[..., SqliteBackend]
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_setting_the_clock_neither_ends_nor_prolongs_a_lease(open_sqlite: Open, step: float) -> None:
-    clock = SplitClock()
+    clock = ManualClock()
     backend = open_sqlite(clock=clock)
     backend.enqueue_many(numbered(2))
     first, second = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
-    clock.wall_time += step
-    clock.boot_time += 29.0
+    clock.set_wall(step)
+    clock.advance(29.0)
     assert backend.reap(QUEUE) == []
     assert backend.ack(first) is Settled.OK
-    clock.boot_time += 1.0
+    clock.advance(1.0)
     assert backend.ack(second) is Settled.EXPIRED
     assert len(backend.reap(QUEUE)) == 1
 
 
 @pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
 def test_after_a_reboot_the_wall_clock_decides(open_sqlite: Open, boot: int) -> None:
-    before = open_sqlite(clock=SplitClock(boot_time=90_000.0), boot=2)
+    before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
     before.enqueue_many(numbered(2))
     held, renewed = before.fetch_many(QUEUE, limit=2, ttl=30.0)
-    clock = SplitClock(wall_time=1_800_000_020.0, boot_time=5.0)
+    clock = ManualClock(1_800_000_020.0, boot=5.0)
     after = open_sqlite(clock=clock, boot=boot)
     assert after.reap(QUEUE) == []
     assert after.renew(renewed, 30.0).expires_at == 35.0
-    clock.wall_time += 10.0
-    clock.boot_time += 10.0
+    clock.advance(10.0)
     assert after.ack(held) is Settled.EXPIRED
     assert [reaped.id for reaped in after.reap(QUEUE)] == [held.id]
-    clock.boot_time += 20.0
+    clock.advance(20.0)
     assert [reaped.id for reaped in after.reap(QUEUE)] == [renewed.id]
 
 
 def test_a_visibility_timeout_reaches_across_a_reboot(open_sqlite: Open) -> None:
-    before = open_sqlite(clock=SplitClock(boot_time=90_000.0), boot=2)
+    before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
     before.enqueue(a_job())
     before.fetch_many(QUEUE, limit=1, ttl=3600.0)
-    after = open_sqlite(clock=SplitClock(wall_time=1_800_000_009.0, boot_time=1.0), boot=3)
+    after = open_sqlite(clock=ManualClock(1_800_000_009.0, boot=1.0), boot=3)
     assert after.reap_expired(QUEUE, visibility_timeout=9.0) == 0
     assert after.reap_expired(QUEUE, visibility_timeout=8.9) == 1
 

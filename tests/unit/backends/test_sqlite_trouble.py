@@ -125,21 +125,18 @@ def public() -> Iterator[Path]:
         Path(folder).chmod(0o755)
 
 
-def test_a_file_that_may_only_be_read_is_named(public: Path) -> None:
+def test_a_file_or_folder_that_may_not_be_written_is_named(public: Path) -> None:
     path = public / "jobs.db"
+    public.chmod(0o555)
+    told = try_to_enqueue(path)
+    assert told.startswith(f"BackendUnavailable database {path} cannot be opened: allow this user")
+    public.chmod(0o755)
     SqliteBackend(str(path)).close()
     path.chmod(0o444)
     public.chmod(0o555)
     told = try_to_enqueue(path)
     assert told.startswith(f"BackendUnavailable database {path} ")
     assert "allow" in told
-
-
-def test_a_folder_that_may_not_be_written_is_named(public: Path) -> None:
-    path = public / "jobs.db"
-    public.chmod(0o555)
-    told = try_to_enqueue(path)
-    assert told.startswith(f"BackendUnavailable database {path} cannot be opened: allow this user")
 
 
 # --- the file ---------------------------------------------------------------------------------------------
@@ -169,21 +166,15 @@ def test_a_damaged_file_is_named(path: Path, open_sqlite: Open) -> None:
         open_sqlite().list_messages(limit=1000)
 
 
-def test_a_database_of_another_program_is_refused(path: Path, open_sqlite: Open) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE messages (text)")
-    connection.close()
-    with pytest.raises(ConfigurationError, match="holds tables of another program: give jobpool a file of its own"):
-        open_sqlite()
-
-
-def test_a_database_of_a_newer_jobpool_is_refused(path: Path, open_sqlite: Open) -> None:
-    SqliteBackend(str(path)).close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(ConfigurationError, match=r"schema version 99, .* install the newer jobpool"):
-        open_sqlite()
+def test_a_database_of_another_program_or_of_a_newer_jobpool_is_refused(path: Path, open_sqlite: Open) -> None:
+    for statement, told in [
+        ("CREATE TABLE messages (text)", "holds tables of another program: give jobpool a file of its own"),
+        ("PRAGMA user_version = 99", r"schema version 99, .* install the newer jobpool"),
+    ]:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(statement)
+        with pytest.raises(ConfigurationError, match=told):
+            open_sqlite()
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
