@@ -264,6 +264,24 @@ def test_the_claim_limit_is_an_end(backend: QueueBackend) -> None:
     assert told(backend)["failed_ids"] == [ident]
 
 
+def test_a_callback_keeps_its_body_and_its_key_and_is_told_of_any_name(backend: QueueBackend) -> None:
+    name = 'Größe "7"/\\\u4e2d'
+    payload = {"text": 'x\\u0000\\"\n' + name, "empty": {}}
+    job = JobDefinition("finish", payload, queue=DONE, idempotency_key="k", unique=True)
+    first, second = backend.pack(job), backend.pack(job)
+    for batch in (name, "same-key"):
+        backend.batches.open(NewBatch(batch, on_done=first, on_success=second))
+    backend.enqueue(a_job(batch=name, identifier="shop/17"))
+    [member] = backend.fetch_many(QUEUE, limit=5)
+    backend.batches.close(name)
+    backend.abandon(member, "failed")
+    backend.batches.close("same-key")
+    [lease] = backend.fetch_many(DONE, limit=5)
+    assert (lease.id, lease.envelope.payload) == (first.id, payload)
+    counted = {"total": 1, "succeeded": 0, "failed": 1, "cancelled": 0, "failed_ids": ["shop/17"]}
+    assert lease.envelope.ended == {"id": name, **counted}
+
+
 # --- once --------------------------------------------------------------------------------------------------
 
 

@@ -336,13 +336,6 @@ def test_a_repeated_batch_answers_as_the_first_time(harness: Harness, backend: Q
     assert picture(backend) == before
 
 
-def test_the_same_verb_in_calls_of_different_ids_is_two_calls(backend: QueueBackend) -> None:
-    lease = new_lease(backend, ttl=10.0)
-    assert backend.settle_many([(lease, Ack())], call_id="c1") == [Settled.OK]
-    [second] = backend.settle_many([(lease, Ack())], call_id="c2")
-    assert is_refusal(backend, second, Settled.NOT_IN_FLIGHT)
-
-
 # --- batches ----------------------------------------------------------------------------------------------
 
 

@@ -163,6 +163,7 @@ _SHAPE = {
         SELECT table_name, column_name, data_type, is_nullable, column_default, collation_name
         FROM information_schema.columns WHERE table_schema = %s
     """,
+    "constraints": "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = %s::regnamespace",
     "indexes": "SELECT indexdef FROM pg_indexes WHERE schemaname = %s",
     "functions": "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = %s::regnamespace",
     "options": "SELECT relname, reloptions::text FROM pg_class WHERE relnamespace = %s::regnamespace",

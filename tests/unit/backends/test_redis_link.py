@@ -167,15 +167,6 @@ def test_closing_wakes_who_waits(open_link: Open, key: str) -> None:
                 wait.result(1.0)
 
 
-def test_a_closed_link_says_so_and_may_be_closed_again(link: Link, server: RedisServer) -> None:
-    link.call("PING")
-    link.close()
-    link.close()
-    for call in (lambda: link.call("PING"), lambda: link.run(ADD, ["k"], [1]), lambda: link.wait_pop(["k"], 1.0)):
-        with pytest.raises(BackendUnavailable, match=f"Redis at 127.0.0.1:{server.port} was closed"):
-            call()
-
-
 def test_closing_leaves_no_connection_open(open_link: Open, key: str) -> None:
     other = open_link()
     before = connections(other)
@@ -186,23 +177,6 @@ def test_closing_leaves_no_connection_open(open_link: Open, key: str) -> None:
     assert connections(other) > before
     link.close()
     wait_until(lambda: connections(other) == before, what="all are closed")
-
-
-def test_a_link_does_not_cross_a_fork(open_link: Open) -> None:
-    link = open_link()
-    link.call("PING")
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            link.call("PING")
-        except ConfigurationError as error:
-            status = 0 if f"process {os.getppid()}, before a fork" in str(error) else 2
-        finally:
-            link.close()
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert link.call("PING") == b"PONG"  # what the child closed was its own
 
 
 # --- many threads, many connections ------------------------------------------------------------------------

@@ -185,14 +185,6 @@ def test_a_string_for_one_queue_is_good_for_that_one(peer: PeerThread, queue: st
     assert f"good for queue 'orders' only (EntityPath), not for '{queue}'" in told
 
 
-def test_a_closed_backend_says_so(peer: PeerThread, queue: str) -> None:
-    backend = ServiceBusBackend.from_url(peer.connection_string)
-    backend.close()
-    with pytest.raises(BackendUnavailable, match="was closed: open another"):
-        backend.enqueue(a_job(queue))
-    assert backend.wait_any([queue], 1.0) is None
-
-
 # --- fetching and waiting ----------------------------------------------------------------------------
 
 

@@ -213,15 +213,7 @@ def test_the_files_beside_it_stay_while_other_programs_come_and_go(open_sqlite: 
         assert backend.ack(lease)
 
 
-# --- closing and forking ----------------------------------------------------------------------------------
-
-
-def test_a_closed_backend_says_so(open_sqlite: Open) -> None:
-    backend = open_sqlite()
-    backend.close()
-    backend.close()
-    with pytest.raises(BackendUnavailable, match="was closed"):
-        backend.enqueue(a_job())
+# --- closing ----------------------------------------------------------------------------------------------
 
 
 def test_no_file_stays_open(path: Path, open_sqlite: Open) -> None:
@@ -254,21 +246,6 @@ def open_files() -> list[str]:
 
 def inotify_count() -> int:
     return sum("inotify" in target for target in open_files())
-
-
-def test_a_backend_is_not_used_across_a_fork(open_sqlite: Open) -> None:
-    backend = open_sqlite()
-    backend.enqueue(a_job())
-    child = os.fork()
-    if not child:
-        try:
-            backend.stats(QUEUE)
-        except ConfigurationError as error:
-            os._exit(0 if "open the backend after the fork" in str(error) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert backend.stats(QUEUE).waiting == 1
 
 
 # --- processes that die -----------------------------------------------------------------------------------
