@@ -32,7 +32,8 @@ def test_a_value_ends_at_the_time_that_was_said_last() -> None:
     assert dict(kept.items(30)) == {}
     kept = Expiring()
     kept.put("a", "one", 10)
-    assert (kept.pop("a", 5), kept.pop("a", 5), kept.pop("b", 5)) == ("one", None, None)
+    kept.put("b", "one", 6)
+    assert (kept.pop("a", 5), kept.pop("a", 5), kept.pop("b", 5), kept.get("b", 6)) == ("one", None, "one", None)
     kept.put("a", "two", 20)
     assert kept.get("a", 10) == "two"  # the end of the first was not the end of this one
 

@@ -305,6 +305,19 @@ def test_what_an_earlier_connection_received_is_settled_by_its_lock(
     assert (after.ready, after.locked, after.dead) == (3, 0, 1)
 
 
+def test_of_several_locks_the_one_that_is_gone_is_refused_and_the_others_renewed(
+    peer: PeerThread, backend: ServiceBusBackend, other: ServiceBusBackend, queue: str
+) -> None:
+    backend.enqueue_many([a_job(queue, number) for number in range(2)])
+    [gone] = fetch_all(backend, queue, 1)
+    peer.control.expire_locks(queue)
+    [theirs], [mine] = fetch_all(other, queue, 1), fetch_all(backend, queue, 1)
+    assert theirs.id == gone.id
+    assert [renewed and renewed.id for renewed in backend.renew_many([gone, mine], 30.0)] == [None, mine.id]
+    assert not backend.ack(gone)
+    assert backend.settle_many([(mine, Ack())]) == other.settle_many([(theirs, Ack())]) == [Settled.OK]
+
+
 def test_a_copy_that_cannot_be_sent_leaves_the_lease_as_it_was(
     peer: PeerThread, backend: ServiceBusBackend, queue: str
 ) -> None:
