@@ -21,13 +21,16 @@ def fetch(backend: QueueBackend, **options: Any) -> object:
 
 
 WRONG: dict[str, tuple[Callable[[QueueBackend, Any], object], tuple[Any, ...]]] = {
-    "fetch limit": (lambda backend, value: fetch(backend, limit=value), (2.5, True, 0, "1", None, NAN)),
-    "fetch ttl": (lambda backend, value: fetch(backend, ttl=value), (0, -1.0, True, "30", None, NAN, 1e9)),
+    "fetch limit": (lambda backend, value: fetch(backend, limit=value), (2.5, True, 0, -1, "1", None, NAN)),
+    "fetch ttl": (
+        lambda backend, value: fetch(backend, ttl=value),
+        (0, -1.0, True, "30", None, NAN, float("inf"), 1e9),
+    ),
     "fetch wait": (lambda backend, value: fetch(backend, wait=value), (True, "1", None, NAN)),
     "wait": (lambda backend, value: backend.wait_any([QUEUE], value), (True, "1", None, NAN)),
-    "renew ttl": (lambda backend, value: backend.renew_many([], value), (0, True, "30", NAN)),
+    "renew ttl": (lambda backend, value: backend.renew_many([], value), (0, -1.0, True, "30", NAN)),
     "reap age": (lambda backend, value: backend.reap_expired(QUEUE, value), (0, True, "30", NAN)),
-    "page": (lambda backend, value: backend.list_messages(limit=value), (2.5, True, 0, "1", NAN, 1001)),
+    "page": (lambda backend, value: backend.list_messages(limit=value), (2.5, True, 0, -1, "1", NAN, 1001)),
     "count": (lambda backend, value: backend.count(EVERYTHING, cap=value), (2.5, True, 0, "1", NAN)),
     "bulk": (lambda backend, value: backend.bulk(EVERYTHING, Verb.RETRY, limit=value), (2.5, True, 0, "1", NAN)),
     "age": (lambda backend, value: backend.count(MessageFilter(older_than=value)), (True, "1", NAN)),
@@ -80,7 +83,7 @@ def test_texts_that_no_broker_can_keep_are_mended_and_hold_up_no_settlement(back
     assert backend.settle_many(list(zip(leases, settlements, strict=True))) == [Settled.OK] * len(settlements)
     died = {message.reason: message for message in backend.list_messages(MessageFilter(queue=QUEUE, ids=ids(leases)))}
     assert (died["ugly"].last_error, died["ugly"].cause) == (NICE, NICE)
-    assert NICE in died
+    assert [message.id for message in backend.list_messages(MessageFilter(reason=UGLY))] == [died[NICE].id]
 
 
 def ids(leases: list[Any]) -> tuple[str, ...]:
@@ -90,5 +93,7 @@ def ids(leases: list[Any]) -> tuple[str, ...]:
 @pytest.mark.needs("leases")
 def test_a_filter_with_such_a_text_finds_nothing_and_is_no_error(backend: QueueBackend) -> None:
     backend.enqueue_many(numbered(1))
-    for where in (MessageFilter(text=UGLY), MessageFilter(reason=UGLY), MessageFilter(handler=UGLY)):
+    odd = MessageFilter(text=UGLY), MessageFilter(reason=UGLY), MessageFilter(handler=UGLY), MessageFilter(ids=(UGLY,))
+    for where in odd:
         assert backend.list_messages(where) == []
+        assert backend.count(where) == 0

@@ -13,6 +13,7 @@ from support.looks import settle
 
 from jobpool.broker import control, editing
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.packing import pack
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, State, Verb
 from jobpool.client.jobs import Jobs
 from jobpool.errors import InvalidJob
@@ -264,6 +265,24 @@ def test_the_claim_limit_is_an_end(backend: QueueBackend) -> None:
     assert told(backend)["failed_ids"] == [ident]
 
 
+def test_a_callback_keeps_its_body_and_its_key_and_is_told_of_any_name(backend: QueueBackend) -> None:
+    name = 'Größe "7"/\\\u4e2d'
+    payload = {"text": 'x\\u0000\\"\n' + name, "empty": {}}
+    job = JobDefinition("finish", payload, queue=DONE, idempotency_key="k", unique=True)
+    first, second = (pack(backend, job, ident, callback_of=name) for ident in ("first", "second"))
+    for batch in (name, "same-key"):
+        backend.batches.open(NewBatch(batch, on_done=first, on_success=second))
+    backend.enqueue(a_job(batch=name, identifier="shop/17"))
+    [member] = backend.fetch_many(QUEUE, limit=5)
+    backend.batches.close(name)
+    backend.abandon(member, "failed")
+    backend.batches.close("same-key")
+    [lease] = backend.fetch_many(DONE, limit=5)
+    assert (lease.id, lease.envelope.payload) == (first.id, payload)
+    counted = {"total": 1, "succeeded": 0, "failed": 1, "cancelled": 0, "failed_ids": ["shop/17"]}
+    assert lease.envelope.ended == {"id": name, **counted}
+
+
 # --- once --------------------------------------------------------------------------------------------------
 
 
@@ -291,26 +310,20 @@ def test_a_late_owner_ends_nothing(harness: Harness, backend: QueueBackend) -> N
     assert counts(backend) == (1, 0, 0, 0)
 
 
-def test_a_dead_member_that_is_raised_again_does_not_reopen_it(backend: QueueBackend) -> None:
+def test_a_dead_member_that_is_raised_again_or_deleted_is_not_counted_again(backend: QueueBackend) -> None:
     opened(backend)
-    [lease] = leased(backend, 1)
+    [lease, other] = leased(backend, 2)
     backend.batches.close(BATCH)
-    assert backend.abandon(lease, "failed") is Settled.OK
+    for member in (lease, other):
+        assert backend.abandon(member, "failed") is Settled.OK
     assert callbacks(backend) == ONLY_DONE
     assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.RETRY) == 1
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.DELETE) == 1
     [again] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
     assert backend.batches.members(BATCH, 10) == []
     assert backend.ack(again) is Settled.OK
-    assert counts(backend) == (1, 0, 1, 0)
+    assert counts(backend) == (2, 0, 2, 0)
     assert callbacks(backend) == ONLY_DONE
-
-
-def test_a_dead_member_that_is_deleted_is_not_counted_again(backend: QueueBackend) -> None:
-    opened(backend)
-    first, _ = leased(backend, 2)
-    backend.abandon(first, "failed")
-    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.DELETE) == 1
-    assert counts(backend) == (2, 0, 1, 0)
 
 
 def test_the_same_id_is_one_member(backend: QueueBackend) -> None:
@@ -327,11 +340,18 @@ def test_the_same_id_is_one_member(backend: QueueBackend) -> None:
     assert counts(backend) == (1, 1, 0, 0)
 
 
-def test_a_unique_job_that_is_there_already_is_no_member(backend: QueueBackend) -> None:
-    backend.enqueue(a_job(idempotency_key="k", unique=True))
+def test_a_unique_job_that_is_there_already_is_no_member_and_may_name_a_closed_batch(backend: QueueBackend) -> None:
+    """It is not added, so it does not matter that its batch is closed."""
     opened(backend)
-    backend.enqueue(a_job(idempotency_key="k", unique=True, batch=BATCH))
+    first, member = (a_job(idempotency_key="k", unique=True, batch=batch) for batch in (None, BATCH))
+    known = backend.enqueue(first)
+    assert backend.enqueue(member) == known
     assert counts(backend) == (0, 0, 0, 0)
+    backend.batches.close(BATCH)
+    assert backend.enqueue(member) == known
+    assert backend.bulk(MessageFilter(), Verb.DELETE) > 0
+    one, other = backend.enqueue_many([first, member])
+    assert one == other != known
 
 
 @pytest.mark.spans
@@ -469,15 +489,17 @@ def test_a_batch_is_a_member_of_another(backend: QueueBackend) -> None:
     )
 
 
-def test_one_that_fails_fails_in_its_parent(backend: QueueBackend) -> None:
+@pytest.mark.parametrize("way", ["fails", "is stopped"])
+def test_one_that_fails_or_is_stopped_does_so_in_its_parent(backend: QueueBackend, way: str) -> None:
     opened(backend, "outer")
     opened(backend, "inner", parent="outer")
-    [inner] = leased(backend, 1, batch="inner")
-    backend.batches.close("inner")
+    inner = leased(backend, 1, batch="inner") if way == "fails" else []
+    backend.batches.close("inner", stop=way == "is stopped")
     backend.batches.close("outer")
-    backend.abandon(inner, "failed")
-    assert counts(backend, "outer") == (1, 0, 1, 0)
-    assert known(backend, "outer").failed_ids == ("inner",)
+    for lease in inner:
+        backend.abandon(lease, "failed")
+    assert counts(backend, "outer") == ((1, 0, 1, 0) if way == "fails" else (1, 0, 0, 1))
+    assert known(backend, "outer").failed_ids == (("inner",) if way == "fails" else ())
     assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
 
 
@@ -522,20 +544,10 @@ def test_one_that_is_closed_can_be_stopped_until_it_ends(backend: QueueBackend) 
     assert not known(backend, "other").stopped
 
 
-def test_one_that_is_stopped_is_cancelled_in_its_parent(backend: QueueBackend) -> None:
-    opened(backend, "outer")
-    opened(backend, "inner", parent="outer")
-    backend.batches.close("inner", stop=True)
-    backend.batches.close("outer")
-    assert counts(backend, "outer") == (1, 0, 0, 1)
-    assert known(backend, "outer").failed_ids == ()
-    assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
-
-
-def test_no_batch_joins_one_that_is_not_open(backend: QueueBackend) -> None:
+def test_no_batch_joins_one_that_is_not_open_or_itself(backend: QueueBackend) -> None:
     opened(backend, "outer")
     backend.batches.close("outer")
-    for parent in ("outer", "unknown"):
+    for parent in ("outer", "unknown", "inner"):
         with pytest.raises(InvalidJob, match="is not open"):
             opened(backend, "inner", parent=parent)
     assert backend.batches.get("inner") is None
@@ -586,16 +598,6 @@ def test_clients_share_a_batch(harness: Harness, backend: QueueBackend) -> None:
     assert callbacks(backend) == BOTH
 
 
-def test_only_one_that_would_be_added_is_refused(backend: QueueBackend) -> None:
-    """One whose unique key is another's is not added, so it does not matter that its batch is closed."""
-    opened(backend)
-    backend.batches.close(BATCH)
-    jobs = [a_job(idempotency_key="k", unique=True, batch=batch) for batch in (None, BATCH)]
-    one, other = backend.enqueue_many(jobs)
-    assert one == other
-    assert backend.enqueue(jobs[1]) == one
-
-
 @pytest.mark.spans
 def test_members_are_told_in_one_order(backend: QueueBackend) -> None:
     """The first of them stay the first while others end and join: who cancels them relies on it."""
@@ -606,9 +608,3 @@ def test_members_are_told_in_one_order(backend: QueueBackend) -> None:
     backend.bulk(MessageFilter(ids=tuple(first[:5])), Verb.CANCEL)
     backend.enqueue_many(numbered(12, batch=BATCH))
     assert backend.batches.members(BATCH, 8)[:3] == first[5:]
-
-
-def test_no_batch_is_a_member_of_itself(backend: QueueBackend) -> None:
-    with pytest.raises(InvalidJob, match="is not open"):
-        opened(backend, "inner", parent="inner")
-    assert backend.batches.get("inner") is None

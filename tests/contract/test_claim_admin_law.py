@@ -59,7 +59,9 @@ def at_a_time(backend: QueueBackend, **options: object) -> list[str]:
 
 
 @pytest.mark.spans
-def test_posts_are_messages_like_any_others(harness: Harness, backend: QueueBackend) -> None:
+def test_posts_are_messages_like_any_others_and_tell_of_their_claims_and_lives(
+    harness: Harness, backend: QueueBackend
+) -> None:
     known = one_of_each(harness, backend)
     messages = {name: found(backend, ident) for name, ident in known.items()}
     states = {name: message.state for name, message in messages.items()}
@@ -77,10 +79,6 @@ def test_posts_are_messages_like_any_others(harness: Harness, backend: QueueBack
     assert {name for name, message in messages.items() if message.handler} == {n for n in known if "job" in n}
     assert backend.list_messages(MessageFilter(queue=QUEUE)) == list(messages.values())
     assert ids(backend.list_messages()) == list(known.values())
-
-
-def test_a_message_tells_of_its_claim_and_its_life(harness: Harness, backend: QueueBackend) -> None:
-    known = one_of_each(harness, backend)
     [held] = backend.claims.list_claims(QUEUE)
     for name in ("claimed", "job claimed"):
         message = found(backend, known[name])
@@ -121,12 +119,19 @@ FILTERS = {
 }
 
 
-def test_filters_find_posts_too(harness: Harness, backend: QueueBackend) -> None:
+@pytest.mark.spans
+def test_filters_and_counts_know_posts_too(harness: Harness, backend: QueueBackend) -> None:
     known = one_of_each(harness, backend)
     names = {ident: name for name, ident in known.items()}
     for wanted, (where, expected) in FILTERS.items():
         assert "|".join(names[ident] for ident in ids(backend.list_messages(where))) == expected, wanted
         assert backend.count(where) == len(backend.list_messages(where)), wanted
+    stats = backend.claims.stats(QUEUE)
+    assert (stats.claimed, stats.free, stats.delayed, stats.total, stats.expired) == (3, 2, 2, 7, 0)
+    of_jobs = backend.stats(QUEUE)
+    assert (of_jobs.waiting, of_jobs.delayed, of_jobs.leased, of_jobs.dead) == (1, 1, 2, 2)
+    assert (of_jobs.posted, of_jobs.pending) == (3, 4)
+    assert backend.claims.stats("nothing") == ClaimStats()
 
 
 @pytest.mark.spans
@@ -161,17 +166,6 @@ def test_queues_are_those_that_hold_a_post_too(backend: QueueBackend) -> None:
 
 
 # --- counts -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spans
-def test_stats_count_each_message_once(harness: Harness, backend: QueueBackend) -> None:
-    one_of_each(harness, backend)
-    stats = backend.claims.stats(QUEUE)
-    assert (stats.claimed, stats.free, stats.delayed, stats.total, stats.expired) == (3, 2, 2, 7, 0)
-    of_jobs = backend.stats(QUEUE)
-    assert (of_jobs.waiting, of_jobs.delayed, of_jobs.leased, of_jobs.dead) == (1, 1, 2, 2)
-    assert (of_jobs.posted, of_jobs.pending) == (3, 4)
-    assert backend.claims.stats("nothing") == ClaimStats()
 
 
 def test_stats_are_exact_from_the_very_moment_on(harness: Harness, backend: QueueBackend) -> None:

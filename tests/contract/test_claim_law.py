@@ -8,6 +8,7 @@ import pytest
 from support.claims import a_post, bodies, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
+from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import CLAIM_ID, CLAIM_LIMIT, Deleted
@@ -48,11 +49,6 @@ def test_a_claim_and_its_messages_show_all_about_themselves(harness: Harness, ba
     assert (second.id, second.handler, second.priority, second.ends_at) == (job, "render", 9, None)
     assert second.body == found(backend, job).body
     assert harness.open().claims.get(QUEUE, held.id) == held
-
-
-def test_no_two_claims_have_an_id(backend: QueueBackend) -> None:
-    post(backend, b"1", b"2")
-    assert claim(backend, 1).id != claim(backend, 1).id
 
 
 def test_the_oldest_are_taken_first_up_to_the_limit(backend: QueueBackend) -> None:
@@ -113,13 +109,6 @@ def test_a_claim_is_a_delivery(backend: QueueBackend) -> None:
     assert (found(backend, ident).attempts, found(backend, ident).crashes) == (0, 0)
 
 
-@pytest.mark.spans
-def test_only_the_queue_that_was_named_is_claimed(backend: QueueBackend) -> None:
-    post(backend, queue="mails")
-    assert nothing_to_claim(backend)
-    assert len(claim(backend, queue="mails").messages) == 1
-
-
 def test_a_message_of_an_ended_claim_is_claimed_at_the_very_moment_and_in_its_old_place(
     harness: Harness, backend: QueueBackend
 ) -> None:
@@ -139,7 +128,7 @@ def test_a_message_of_an_ended_claim_is_claimed_at_the_very_moment_and_in_its_ol
 # --- a reply that was lost --------------------------------------------------------------------------------
 
 
-def test_the_same_claim_id_again_gives_the_same_claim_and_takes_nothing(
+def test_the_same_claim_id_again_gives_the_same_claim_and_shows_what_is_left_of_it(
     harness: Harness, backend: QueueBackend
 ) -> None:
     known = post(backend, b"0", b"1", b"2")
@@ -151,25 +140,10 @@ def test_the_same_claim_id_again_gives_the_same_claim_and_takes_nothing(
     assert (again.ttl, again.grace, again.age, again.messages) == (100.0, 60.0, 7, first.messages)
     assert found(backend, known[0]).claims == 1
     assert ids(claim(backend).messages) == known[2:]
-
-
-def test_the_same_claim_id_again_gives_the_same_claim_where_nothing_else_is_free(backend: QueueBackend) -> None:
-    known = post(backend, b"0", b"1")
-    first = claim(backend, claim_id=MINE)
-    assert ids(first.messages) == known
-    assert claim(backend, claim_id=MINE) == first
-    backend.claims.delete_many(QUEUE, known, MINE)
-    assert claim(backend, claim_id=MINE).messages == ()
-
-
-def test_the_same_claim_id_again_shows_what_is_left_and_be_it_nothing(backend: QueueBackend) -> None:
-    known = post(backend, b"0", b"1", b"2")
-    claim(backend, 2, claim_id=MINE)
     backend.claims.delete_many(QUEUE, known[:1], MINE)
     assert ids(claim(backend, 2, claim_id=MINE).messages) == known[1:2]
     backend.claims.delete_many(QUEUE, known[1:2], MINE)
     assert claim(backend, 2, claim_id=MINE).messages == ()
-    assert found(backend, known[2]).claims == 0
 
 
 def test_a_claim_id_can_be_used_again_when_its_claim_has_ended(harness: Harness, backend: QueueBackend) -> None:
@@ -201,6 +175,19 @@ def test_ids_of_claims_are_of_one_queue(backend: QueueBackend) -> None:
 MALFORMED = ["", "x", MINE[:-1], MINE + "0", MINE.upper(), MINE[:-1] + "\n", "é" * 32, "{" + MINE[2:] + "}"]
 
 
+def assert_not_found(backend: QueueBackend, ident: str, messages: list[str]) -> None:
+    """No call knows a claim of this id."""
+    claims = backend.claims
+    for call in (
+        lambda: claims.get(QUEUE, ident),
+        lambda: claims.renew(QUEUE, ident, ttl=300.0),
+        lambda: claims.delete_many(QUEUE, messages, ident),
+    ):
+        with pytest.raises(ClaimNotFound, match="no live claim"):
+            call()
+    assert claims.release(QUEUE, ident) == 0
+
+
 def not_to_be_found(harness: Harness, backend: QueueBackend) -> dict[str, str]:
     """Ids of claims that are none, or none any more, in the queue `reports`; the messages of two of them are free."""
     post(backend, b"ended")
@@ -221,13 +208,8 @@ def test_what_is_no_live_claim_is_not_found_and_nothing_is_changed(harness: Harn
     free = ids(backend.claims.list_free(QUEUE))
     assert len(free) == 2
     for name, ident in claims.items():
-        with pytest.raises(ClaimNotFound, match="no live claim"):
-            backend.claims.get(QUEUE, ident)
-        with pytest.raises(ClaimNotFound, match="no live claim"):
-            backend.claims.renew(QUEUE, ident, ttl=300.0)
-        with pytest.raises(ClaimNotFound, match="no live claim"):
-            backend.claims.delete_many(QUEUE, [*free, "unknown"], ident)
-        assert backend.claims.release(QUEUE, ident) == 0, name
+        with row(name):
+            assert_not_found(backend, ident, [*free, "unknown"])
     assert ids(backend.claims.list_free(QUEUE)) == free
     assert len(backend.claims.get("mails", claims["foreign"]).messages) == 1
 
@@ -238,13 +220,7 @@ def test_a_claim_has_ended_at_its_end_for_every_call(harness: Harness, backend: 
     harness.advance(60.0 - harness.tick)
     assert ids(backend.claims.get(QUEUE, held.id).messages) == [ident]
     harness.advance(harness.tick)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.get(QUEUE, held.id)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.renew(QUEUE, held.id, ttl=60.0)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.delete_many(QUEUE, [ident], held.id)
-    assert backend.claims.release(QUEUE, held.id) == 0
+    assert_not_found(backend, held.id, [ident])
     assert backend.claims.list_claims(QUEUE) == []
     assert ids(claim(backend).messages) == [ident]
 
@@ -265,13 +241,7 @@ def test_an_ended_claim_never_touches_what_a_newer_one_took(harness: Harness, ba
     old = claim(backend, 2, ttl=60.0)
     harness.advance(60.0)
     new = claim(backend, 1, ttl=60.0)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.get(QUEUE, old.id)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.renew(QUEUE, old.id, ttl=600.0)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.delete_many(QUEUE, known, old.id)
-    assert backend.claims.release(QUEUE, old.id) == 0
+    assert_not_found(backend, old.id, known)
     harness.advance(60.0 - harness.tick)
     assert ids(backend.claims.get(QUEUE, new.id).messages) == known[:1]
     harness.advance(harness.tick)
@@ -347,16 +317,6 @@ def test_a_release_frees_what_is_left_at_once_and_to_its_old_place(harness: Harn
     message = found(backend, known[0])
     assert (message.state, message.claim, message.expires_at) == (State.WAITING, None, None)
     assert ids(claim(backend).messages) == [known[0], *known[2:]]
-
-
-def test_each_claim_has_an_end_of_its_own(harness: Harness, backend: QueueBackend) -> None:
-    known = post(backend, b"0", b"1", b"2")
-    short, long = claim(backend, 2, ttl=60.0), claim(backend, 1, ttl=120.0)
-    harness.advance(60.0)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.get(QUEUE, short.id)
-    assert ids(backend.claims.get(QUEUE, long.id).messages) == known[2:]
-    assert backend.claims.release(QUEUE, long.id) == 1
 
 
 # --- deleting ---------------------------------------------------------------------------------------------
@@ -448,16 +408,6 @@ def test_what_an_ended_claim_held_is_not_for_another_claim_to_delete(harness: Ha
     other = claim(backend, 1, ttl=600.0)
     harness.advance(60.0)
     assert backend.claims.delete_many(QUEUE, known, other.id) == [Deleted.FORBIDDEN, Deleted.DONE]
-
-
-@pytest.mark.spans
-def test_what_was_deleted_never_comes_back(harness: Harness, backend: QueueBackend) -> None:
-    known = post(backend, b"0", b"1")
-    held = claim(backend, ttl=60.0)
-    backend.claims.delete_many(QUEUE, known[:1], held.id)
-    assert backend.inspect(known[0]) is None
-    harness.advance(60.0)
-    assert ids(claim(backend).messages) == known[1:]
 
 
 @pytest.mark.parametrize("way", ["claim", "no claim", "pop"])

@@ -69,13 +69,6 @@ def test_a_claim_ends_by_the_clock_by_which_a_lease_ends(harness: Harness, backe
 # --- a life of its own ------------------------------------------------------------------------------------
 
 
-def test_a_message_without_a_life_lives_for_ever(harness: Harness, backend: QueueBackend) -> None:
-    [ident] = post(backend)
-    harness.advance(10 * LONGEST)
-    [message] = claim(backend).messages
-    assert (message.id, message.ends_at) == (ident, None)
-
-
 @pytest.mark.parametrize("life", [60.0, LONGEST])
 def test_a_life_ends_at_its_end(harness: Harness, backend: QueueBackend, life: float) -> None:
     [ident] = post(backend, life=life)
@@ -173,18 +166,6 @@ def test_a_reap_removes_what_has_ended_and_counts_it(harness: Harness, backend: 
     assert (backend.stats(QUEUE).posted, backend.claims.stats(QUEUE).expired) == (1, 2)
 
 
-def test_more_than_a_thousand_that_end_together_are_soon_counted(harness: Harness, backend: QueueBackend) -> None:
-    post(backend, *(b"%d" % number for number in range(1200)), life=60.0)
-    [last] = post(backend, b"last")
-    harness.advance(60.0)
-    assert ids(claim(backend).messages) == [last]
-    for _ in range(2):
-        stats = backend.claims.stats(QUEUE)
-        assert (stats.claimed, stats.total) == (1, 1)
-    assert stats.expired == 1200
-    assert backend.count(MessageFilter()) == 1
-
-
 # --- prolonged by a claim ---------------------------------------------------------------------------------
 
 CASES = [
@@ -229,7 +210,9 @@ def test_no_claim_prolongs_a_life_beyond_the_longest(harness: Harness, backend: 
     assert life_left(harness, backend, long) == pytest.approx(LONGEST, abs=EXACT)
 
 
-def test_a_renewal_prolongs_what_is_still_in_the_claim(harness: Harness, backend: QueueBackend) -> None:
+def test_a_renewal_prolongs_what_is_still_in_the_claim_and_a_release_leaves_it(
+    harness: Harness, backend: QueueBackend
+) -> None:
     short, long, free = post(backend, b"short", life=60.0) + post(backend, b"1", life=1000.0) + post(backend, b"2")
     held = claim(backend, ttl=300.0, grace=60.0)
     harness.advance(100.0)
@@ -241,13 +224,8 @@ def test_a_renewal_prolongs_what_is_still_in_the_claim(harness: Harness, backend
     backend.claims.renew(QUEUE, held.id, ttl=60.0, grace=1000.0)
     assert life_left(harness, backend, short) == pytest.approx(1060.0, abs=EXACT)
     assert life_left(harness, backend, long) == pytest.approx(1060.0, abs=EXACT)
-
-
-def test_a_renewal_without_a_grace_prolongs_by_the_old_one(harness: Harness, backend: QueueBackend) -> None:
-    [ident] = post(backend, life=60.0)
-    held = claim(backend, ttl=60.0, grace=500.0)
-    backend.claims.renew(QUEUE, held.id, ttl=100.0)
-    assert life_left(harness, backend, ident) == pytest.approx(600.0, abs=EXACT)
+    backend.claims.release(QUEUE, held.id)
+    assert life_left(harness, backend, short) == pytest.approx(1060.0, abs=EXACT)
 
 
 def test_a_refused_renewal_prolongs_nothing(harness: Harness, backend: QueueBackend) -> None:
@@ -257,13 +235,6 @@ def test_a_refused_renewal_prolongs_nothing(harness: Harness, backend: QueueBack
     with pytest.raises(ClaimNotFound):
         backend.claims.renew(QUEUE, held.id, ttl=300.0)
     assert life_left(harness, backend, ident) == pytest.approx(100.0, abs=EXACT)
-
-
-def test_a_release_leaves_the_life_as_it_is(harness: Harness, backend: QueueBackend) -> None:
-    [ident] = post(backend, life=60.0)
-    held = claim(backend, ttl=300.0, grace=60.0)
-    backend.claims.release(QUEUE, held.id)
-    assert life_left(harness, backend, ident) == pytest.approx(360.0, abs=EXACT)
 
 
 def test_a_life_can_be_prolonged_again_and_again(harness: Harness, backend: QueueBackend) -> None:
@@ -278,18 +249,6 @@ def test_a_life_can_be_prolonged_again_and_again(harness: Harness, backend: Queu
     assert life_left(harness, backend, ident) == pytest.approx(120.0, abs=EXACT)
 
 
-def test_what_was_claimed_has_its_grace_after_the_end_of_the_claim(harness: Harness, backend: QueueBackend) -> None:
-    [ident] = post(backend, life=60.0)
-    claim(backend, ttl=60.0, grace=75.0)
-    harness.advance(60.0)
-    assert ids(backend.claims.list_free(QUEUE)) == [ident]
-    harness.advance(75.0 - harness.tick)
-    assert backend.claims.stats(QUEUE).free == 1
-    harness.advance(harness.tick)
-    stats = backend.claims.stats(QUEUE)
-    assert (stats.free, stats.expired) == (0, 1)
-
-
 def test_the_life_of_what_a_claim_holds_is_never_shortened_by_a_clock_that_was_set_back(
     harness: Harness, backend: QueueBackend
 ) -> None:
@@ -299,10 +258,58 @@ def test_the_life_of_what_a_claim_holds_is_never_shortened_by_a_clock_that_was_s
     assert claim(backend).messages[0].ends_at == before
 
 
-def test_a_claim_gives_no_life_to_what_has_none(backend: QueueBackend) -> None:
+def test_what_has_no_life_lives_for_ever_and_a_claim_gives_it_none(harness: Harness, backend: QueueBackend) -> None:
     [ident] = post(backend)
     job = backend.enqueue(a_job())
+    harness.advance(10 * LONGEST)
     held = claim(backend)
     assert [message.ends_at for message in held.messages] == [None, None]
     assert [message.ends_at for message in backend.claims.renew(QUEUE, held.id, ttl=60.0).messages] == [None, None]
     assert (found(backend, ident).ends_at, found(backend, job).ends_at) == (None, None)
+
+
+# --- more that ends, or falls due, at once than one call may tidy up -----------------------------------------
+
+MANY = 1_040
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def counts(backend: QueueBackend) -> tuple[int, int, int, int]:
+    """After what one call leaves for the next."""
+    backend.claims.stats(QUEUE)
+    stats = backend.claims.stats(QUEUE)
+    return stats.claimed, stats.free, stats.delayed, stats.expired
+
+
+def test_many_claims_end_together(harness: Harness, backend: QueueBackend) -> None:
+    known = post(backend, *numbers(MANY + 20))
+    for _ in range(MANY // 20):
+        claim(backend, 20, ttl=60.0)
+    harness.advance(60.0)
+    held = claim(backend, 20)
+    assert set(ids(held.messages)) < set(known)
+    assert backend.claims.list_claims(QUEUE)[0].id == held.id
+    assert counts(backend) == (20, MANY, 0, 0)
+    backend.claims.release(QUEUE, held.id)
+    assert ids(claim(backend, 20).messages) == known[:20]
+
+
+def test_many_lives_end_together(harness: Harness, backend: QueueBackend) -> None:
+    post(backend, *numbers(1_200), life=60.0)
+    known = post(backend, b"left", b"over")
+    harness.advance(60.0)
+    assert ids(backend.claims.list_free(QUEUE)) == known
+    assert ids(claim(backend, 1).messages) == known[:1]
+    assert backend.stats(QUEUE).posted == 2
+    assert counts(backend) == (1, 1, 0, 1_200)
+
+
+def test_many_delays_end_together(harness: Harness, backend: QueueBackend) -> None:
+    known = post(backend, *numbers(MANY), delay=60.0)
+    harness.advance(60.0)
+    assert ids(claim(backend, 20).messages) == known[:20]
+    assert ids(backend.claims.list_free(QUEUE, limit=20)) == known[20:40]
+    assert counts(backend) == (20, MANY - 20, 0, 0)

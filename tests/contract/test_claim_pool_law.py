@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -11,11 +14,14 @@ from support.claims import AT_ONCE, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
+import letters
+from jobpool import Jobs, Queue
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.claim_store import Deleted
+from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted
 from jobpool.broker.values import State
 from jobpool.errors import ClaimNotFound
-from jobpool.message.guards import Begin, Guards
+from jobpool.message.guards import Begin, Guards, Hold
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
 
 pytestmark = pytest.mark.needs("leases", "claims")
@@ -206,3 +212,125 @@ def test_callers_with_one_claim_id_have_one_claim(harness: Harness) -> None:
             assert [ids(one.messages) for one in held] == [ids(held[0].messages)] * len(clients)
             taken |= set(ids(held[0].messages))
     assert (len(taken), clients[0].claims.stats(QUEUE).claimed) == (50, 50)
+
+
+@pytest.fixture
+def books() -> Iterator[sqlite3.Connection]:
+    with closing(letters.open_books(":memory:")) as books:
+        yield books
+
+
+def a_host(harness: Harness) -> Queue:
+    return Jobs(backend=harness.open()).queue("letters", max_claims=5)
+
+
+def booked(books: sqlite3.Connection) -> list[str]:
+    return [recipient for (recipient,) in books.execute("SELECT recipient FROM letters ORDER BY rowid")]
+
+
+def test_every_letter_is_printed_once(harness: Harness, books: sqlite3.Connection) -> None:
+    host = a_host(harness)
+    host.post({"to": number} for number in range(23))
+    assert [letters.print_letters(host, books) for _ in range(4)] == [10, 10, 3, 0]
+    assert booked(books) == [str(number) for number in range(23)]
+
+
+def test_the_letters_of_a_host_that_died_are_printed_by_another(harness: Harness, books: sqlite3.Connection) -> None:
+    dead, alive = a_host(harness), a_host(harness)
+    alive.post([{"to": "a"}, {"to": "b"}], ttl=60)
+    assert dead.claim(ttl=60) is not None
+    harness.advance(60 - harness.tick)
+    assert letters.print_letters(alive, books) == 0
+    harness.advance(harness.tick)
+    assert letters.print_letters(alive, books) == 2
+    assert booked(books) == ["a", "b"]
+
+
+def test_the_late_delete_of_a_host_that_slept_is_told_and_rolls_back(
+    harness: Harness, books: sqlite3.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, quick = a_host(harness), a_host(harness)
+    quick.post([{"to": "a"}])
+    claim = slow.claim(ttl=60)
+    assert claim is not None
+    harness.advance(60)
+    assert letters.print_letters(quick, books) == 1
+    assert not letters.print_one(claim.messages[0], books)
+    assert booked(books) == ["a"]
+    assert "rolled back" in capsys.readouterr().err
+
+
+def test_it_is_told_also_while_the_other_still_works_on_it(harness: Harness, books: sqlite3.Connection) -> None:
+    slow, quick = a_host(harness), a_host(harness)
+    quick.post([{"to": "a"}])
+    first = slow.claim(ttl=60)
+    harness.advance(60)
+    second = quick.claim()
+    assert first is not None
+    assert second is not None
+    assert not letters.print_one(first.messages[0], books)
+    assert letters.print_one(second.messages[0], books)
+    assert booked(books) == ["a"]
+
+
+KEY = "order-17"
+LOCK = Hold("job:nightly")
+GUARDS = Guards(key=KEY, holds=(LOCK,))
+
+
+def begin(backend: QueueBackend, lease: JobLease) -> Begin:
+    [answer] = backend.keys.begin_many([(lease, GUARDS)])
+    return answer.answer
+
+
+def leased(backend: QueueBackend, ttl: float = 30.0) -> JobLease:
+    """One more job, in the hands of a pool."""
+    return new_lease(backend, priority=1, ttl=ttl)
+
+
+@pytest.mark.lacks("native_reap")
+def test_what_a_lost_lease_held_is_not_held_by_the_claim_that_follows(harness: Harness, backend: QueueBackend) -> None:
+    lost = leased(backend, ttl=1.0)
+    assert begin(backend, lost) is Begin.GRANTED
+    harness.advance(1.0)
+    backend.reap(QUEUE, AT_ONCE)
+    assert ids(claim(backend).messages) == [lost.id]
+    assert backend.keys.holders(QUEUE, LOCK.name) == []
+    other = leased(backend)
+    assert begin(backend, other) is Begin.GRANTED
+    assert backend.ack(lost.guarded(GUARDS)) is Settled.NOT_OWNER
+    assert backend.keys.holders(QUEUE, LOCK.name) == [other.id]
+
+
+def test_a_claim_waits_for_no_guard_and_takes_none(backend: QueueBackend) -> None:
+    running = leased(backend)
+    assert begin(backend, running) is Begin.GRANTED
+    waiting = leased(backend)
+    assert begin(backend, waiting) is Begin.HELD
+    backend.release(waiting)
+    held = claim(backend)
+    assert ids(held.messages) == [waiting.id]
+    assert backend.keys.holders(QUEUE, LOCK.name) == [running.id]
+    assert backend.ack(running.guarded(Guards(holds=(LOCK,))))
+    assert backend.claims.release(QUEUE, held.id) == 1
+    [again] = backend.fetch_many(QUEUE, limit=1)
+    assert begin(backend, again) is Begin.GRANTED
+
+
+def test_a_job_that_is_deleted_by_hand_leaves_its_key_to_be_run(backend: QueueBackend) -> None:
+    """It was not done by a pool, and nobody says that what a person did is the same."""
+    ident = backend.enqueue(a_job(idempotency_key=KEY))
+    held = claim(backend)
+    assert backend.claims.delete_many(QUEUE, [ident], held.id) == [Deleted.DONE]
+    assert begin(backend, leased(backend)) is Begin.GRANTED
+
+
+def test_a_job_that_was_claimed_too_often_keeps_its_unique_key(backend: QueueBackend) -> None:
+    """As every dead letter does: it can come back."""
+    first = backend.enqueue(a_job(unique=True, idempotency_key="only"))
+    backend.claims.release(QUEUE, claim(backend, max_claims=1).id)
+    assert backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0, max_claims=1) is None
+    dead = found(backend, first)
+    assert (dead.state, dead.reason) == (State.DEAD, CLAIM_LIMIT)
+    assert backend.enqueue(a_job(unique=True, idempotency_key="only")) == first
+    assert backend.stats(QUEUE).waiting == 0

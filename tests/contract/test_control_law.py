@@ -144,6 +144,10 @@ def test_what_waits_or_is_delayed_becomes_a_dead_letter_in_one_step(harness: Har
     assert [lease.id for lease in backend.fetch_many(QUEUE, limit=5)] == [kept]
     assert no_wait(backend, waiting) == {waiting: Cancel.ALREADY}
     assert control.read(backend).cancels == {}
+    [purged] = backend.enqueue_many(numbered(1))
+    assert no_wait(backend, purged, purge=True) == {purged: Cancel.CANCELLED}
+    assert backend.inspect(purged) is None
+    assert no_wait(backend, purged) == {purged: Cancel.UNKNOWN}
 
 
 def test_a_cancelled_job_is_raised_again_and_runs_in_its_old_place(harness: Harness) -> None:
@@ -160,13 +164,6 @@ def test_a_cancelled_job_is_raised_again_and_runs_in_its_old_place(harness: Harn
     assert backend.ack(lease)
 
 
-def test_a_cancel_that_purges_leaves_nothing(backend: QueueBackend) -> None:
-    [ident] = backend.enqueue_many(numbered(1))
-    assert no_wait(backend, ident, purge=True) == {ident: Cancel.CANCELLED}
-    assert backend.inspect(ident) is None
-    assert no_wait(backend, ident) == {ident: Cancel.UNKNOWN}
-
-
 def test_what_is_leased_is_only_marked_and_its_own_holder_ends_it(backend: QueueBackend) -> None:
     [ident] = backend.enqueue_many(numbered(1))
     [lease] = backend.fetch_many(QUEUE, limit=1)
@@ -176,6 +173,9 @@ def test_what_is_leased_is_only_marked_and_its_own_holder_ends_it(backend: Queue
     assert mark.is_for(lease)
     assert not mark.is_for(replace(lease, deliveries=lease.deliveries - 1))
     assert not mark.is_for(replace(lease, enqueued_at=lease.enqueued_at + 1.0))
+    assert control.read(backend).cancels.keys() == {ident}
+    control.unmark(backend, [ident])
+    assert control.read(backend).cancels == {}
     assert backend.abandon(lease, "cancelled")
     assert no_wait(backend, ident) == {ident: Cancel.ALREADY}
 
@@ -194,15 +194,6 @@ def test_a_cancel_says_what_won_against_it(backend: QueueBackend, won: str) -> N
         assert backend.abandon(lease, "cancelled" if won.endswith("cancelled") else "failed")
     answers = {"ack": Cancel.ENDED, "abandon": Cancel.DEAD}
     assert cancels.step(ident) is answers.get(won, Cancel.CANCELLED)
-
-
-def test_the_mark_goes_with_the_answer(backend: QueueBackend) -> None:
-    [ident] = backend.enqueue_many(numbered(1))
-    [_lease] = backend.fetch_many(QUEUE, limit=1)
-    assert no_wait(backend, ident) == {ident: Cancel.ASKED}
-    assert control.read(backend).cancels.keys() == {ident}
-    control.unmark(backend, [ident])
-    assert control.read(backend).cancels == {}
 
 
 def test_a_filter_cancels_all_that_match_but_no_posts(backend: QueueBackend) -> None:

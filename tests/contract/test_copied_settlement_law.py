@@ -23,7 +23,7 @@ COPIES = [
     pytest.param(Nack(DELAY, None, "killed"), 1, 0, "boom", "killed", id="delayed nack"),
     pytest.param(Release(), 0, 0, "boom", "SIGBUS", id="release"),
     pytest.param(Release(DELAY), 0, 0, "boom", "SIGBUS", id="delayed release"),
-    pytest.param(Forfeit("SIGILL"), 0, 1, "boom", "SIGILL", id="forfeit", marks=pytest.mark.needs("forfeit")),
+    pytest.param(Forfeit("SIGILL"), 0, 1, "boom", "SIGILL", id="forfeit"),
     pytest.param(Move(THERE, 1, 1, "new", "SIGKILL"), 1, 1, "new", "SIGKILL", id="move"),
     pytest.param(Move(THERE), 0, 0, "boom", "SIGBUS", id="plain move"),
 ]
@@ -39,7 +39,7 @@ def lease(harness: Harness, backend: QueueBackend) -> JobLease:
 
 
 @pytest.mark.parametrize(("settlement", "attempts", "crashes", "error", "cause"), COPIES)
-def test_one_message_is_there_and_it_is_what_it_was(
+def test_one_message_is_there_and_it_is_what_it_was_and_leased_for_as_long(
     harness: Harness,
     backend: QueueBackend,
     lease: JobLease,
@@ -55,6 +55,8 @@ def test_one_message_is_there_and_it_is_what_it_was(
     assert (stats.pending, stats.leased, stats.dead, backend.stats(other).pending) == (1, 0, 0, 0)
     harness.advance(DELAY)
     [again] = backend.fetch_many(queue, limit=9, ttl=30.0)
+    assert again.expires_at == pytest.approx(backend.clock.boot() + harness.lasts(30.0), abs=0.5)
+    harness.advance(harness.lasts(30.0) - 1.0)
     assert (again.id, again.queue, again.deliveries) == ("order-17", queue, lease.deliveries + 1)
     assert (again.attempts, again.crashes) == (lease.attempts + attempts, lease.crashes + crashes)
     assert again.enqueued_at == pytest.approx(lease.enqueued_at, abs=0.01)
@@ -66,27 +68,6 @@ def test_one_message_is_there_and_it_is_what_it_was(
     assert message.priority == 2 or not backend.capabilities.priorities
     assert backend.ack(a_lease(backend, queue)) is Settled.OK
     assert (backend.stats(queue).pending, backend.stats(queue).dead) == (0, 0)
-
-
-@pytest.mark.parametrize(("settlement", "attempts", "crashes", "error", "cause"), COPIES)
-def test_the_lease_of_a_copy_lasts_as_long(
-    harness: Harness,
-    backend: QueueBackend,
-    lease: JobLease,
-    settlement: Settlement,
-    attempts: int,
-    crashes: int,
-    error: str,
-    cause: str,
-) -> None:
-    del attempts, crashes, error, cause
-    backend.settle_many([(lease, settlement)])
-    harness.advance(DELAY)
-    queue = THERE if isinstance(settlement, Move) else QUEUE
-    again = a_lease(backend, queue)
-    assert again.expires_at == pytest.approx(backend.clock.boot() + harness.lasts(30.0), abs=0.5)
-    harness.advance(harness.lasts(30.0) - 1.0)
-    assert backend.ack(again) is Settled.OK
 
 
 @pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])

@@ -166,10 +166,16 @@ def test_what_was_resumed_has_its_old_place_and_counts_on(backend: QueueBackend,
     assert seen(backend, dead.id).attempts == 3
 
 
-def test_retry_forgets_it_all(backend: QueueBackend, dead: Message) -> None:
+def test_retry_forgets_it_all_but_its_place(backend: QueueBackend, dead: Message) -> None:
     assert backend.bulk(MessageFilter(ids=(dead.id,)), Verb.RETRY) == 1
+    leases = backend.fetch_many(QUEUE, limit=2)
+    assert in_order(backend, [lease.envelope.payload for lease in leases]) == in_order(backend, ["first", "behind"])
+    [lease] = [lease for lease in leases if lease.id == dead.id]
+    assert (lease.attempts, lease.crashes, lease.deliveries) == (0, 0, dead.deliveries + 1)
+    assert lease.body == dead.body
+    assert all(backend.release(lease) for lease in leases)
     message = seen(backend, dead.id)
-    assert (message.attempts, message.crashes, message.deliveries) == (0, 0, dead.deliveries)
+    assert (message.state, message.attempts, message.crashes) == (State.WAITING, 0, 0)
     assert (message.last_error, message.reason, message.cause, message.died_at) == (None, None, None, None)
 
 
@@ -201,12 +207,14 @@ def test_only_the_dead_are_raised(backend: QueueBackend, verb: Verb) -> None:
     assert backend.bulk(MessageFilter(), verb) == 0
 
 
-@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])
-def test_raised_are_the_oldest_that_match_up_to_the_limit(backend: QueueBackend, verb: Verb) -> None:
+@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME, Verb.DELETE])
+def test_raised_or_deleted_are_the_oldest_that_match_up_to_the_limit(backend: QueueBackend, verb: Verb) -> None:
     known = backend.enqueue_many(numbered(6))
     leases = backend.fetch_many(QUEUE, limit=6)
     backend.settle_many([(lease, Abandon("odd" if place % 2 else "even")) for place, lease in enumerate(leases)])
     assert backend.bulk(MessageFilter(reason="odd"), verb, limit=2) == 2
+    left = backend.list_messages(MessageFilter(states=(State.DEAD,)))
+    assert [message.id for message in left] == [known[place] for place in (0, 2, 4, 5)]
     raised = [lease.id for lease in backend.fetch_many(QUEUE, limit=6)]
-    assert in_order(backend, raised) == in_order(backend, [known[1], known[3]])
+    assert in_order(backend, raised) == in_order(backend, [] if verb is Verb.DELETE else [known[1], known[3]])
     assert backend.bulk(MessageFilter(reason="odd"), verb, limit=2) == 1

@@ -11,7 +11,7 @@ from support.tables import row
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards
+from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
@@ -93,27 +93,18 @@ def test_a_lease_that_runs_out_does_not_make_it_done(harness: Harness, backend: 
     assert not is_done(backend)
 
 
-def test_a_refused_ack_does_not_make_it_done(backend: QueueBackend) -> None:
+def test_nothing_but_an_accepted_ack_with_its_guards_makes_it_done(backend: QueueBackend) -> None:
     lease = begun(backend)
     backend.release(lease)
     assert backend.ack(lease) is Settled.NOT_IN_FLIGHT
     assert not is_done(backend)
-
-
-def test_an_ack_without_the_guards_does_not_make_it_done(backend: QueueBackend) -> None:
-    """It is the caller who goes on with `lease.guarded(…)`."""
+    # It is the caller who goes on with `lease.guarded(…)`.
     lease = begun(backend)
     assert backend.ack(replace(lease, guards=None))
     assert not is_done(backend)
-
-
-def test_an_ack_of_guards_without_a_key_marks_nothing(backend: QueueBackend) -> None:
     lease = a_lease(backend).guarded(Guards())
     assert backend.ack(lease) is Settled.OK
     assert not is_done(backend)
-
-
-def test_deleting_a_message_does_not_make_its_key_done(backend: QueueBackend) -> None:
     lease = begun(backend)
     backend.release(lease)
     assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.DELETE) == 1
@@ -132,6 +123,18 @@ def test_follow_ups_come_with_an_ack_that_marks_a_key(backend: QueueBackend) -> 
     assert answer is Settled.OK
     assert backend.stats("mails").waiting == 1
     assert is_done(backend)
+
+
+def test_one_call_settles_guarded_leases_and_others(backend: QueueBackend) -> None:
+    plain, keyed, given_back = a_lease(backend), begun(backend), a_lease(backend, "mails")
+    rated = Guards(rates=(Rate("queue", 1), Rate("tenant", 1)))
+    assert begin(backend, given_back, rated)
+    batch = [(plain, Ack()), (keyed, Ack()), (given_back.guarded(rated), Release(begun=False))]
+    assert backend.settle_many(batch, "once") == [Settled.OK] * 3
+    assert is_done(backend)
+    for rate in rated.rates:
+        assert backend.keys.take("mails", rate, "mine") == 0.0
+        assert backend.keys.take("mails", rate, "more") > 0.0
 
 
 # --- a life of keys, as FAULTS row 25 tells it ------------------------------------------------------------

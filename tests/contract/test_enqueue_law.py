@@ -10,7 +10,7 @@ from support.looks import in_order, seen
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, State, Verb
-from jobpool.errors import InvalidJob, Unsupported
+from jobpool.errors import InvalidJob
 from jobpool.message.settlement import Ack
 
 pytestmark = pytest.mark.needs("leases")
@@ -25,10 +25,6 @@ def test_ids_are_minted_as_sixteen_hex_characters(backend: QueueBackend) -> None
     first, second = backend.enqueue_many([a_job(), a_job()])
     assert first != second
     assert all(len(ident) == 16 and int(ident, 16) >= 0 and ident == ident.lower() for ident in (first, second))
-
-
-@pytest.mark.above
-def test_no_definitions_give_no_ids(backend: QueueBackend) -> None:
     assert backend.enqueue_many([]) == []
 
 
@@ -38,16 +34,10 @@ def test_messages_come_in_the_order_of_their_enqueue(backend: QueueBackend) -> N
     assert payloads(backend) == list(range(21))
 
 
-@pytest.mark.needs("priorities")
 def test_a_smaller_priority_comes_sooner_and_within_one_the_enqueue_order_holds(backend: QueueBackend) -> None:
+    """Where there are no priorities the enqueue order holds."""
     backend.enqueue_many([a_job(index, priority=priority) for index, priority in enumerate([5, 255, 1, 5, 0, 1, 255])])
-    assert payloads(backend) == [4, 2, 5, 0, 3, 1, 6]
-
-
-@pytest.mark.lacks("priorities")
-def test_where_there_are_no_priorities_the_enqueue_order_holds(backend: QueueBackend) -> None:
-    backend.enqueue_many([a_job(index, priority=priority) for index, priority in enumerate([5, 255, 1, 5, 0, 1])])
-    assert payloads(backend) == list(range(6))
+    assert payloads(backend) == ([4, 2, 5, 0, 3, 1, 6] if backend.capabilities.priorities else list(range(7)))
 
 
 @pytest.mark.spans
@@ -63,19 +53,13 @@ def test_a_definition_without_a_queue_goes_to_default(backend: QueueBackend) -> 
 
 
 def test_a_scheduled_message_is_due_at_its_microsecond_and_not_before(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job(scheduled_at=at(harness.now() + 10.0)))
-    harness.advance(10.0 - harness.tick)
-    assert backend.fetch_many(QUEUE, limit=1) == []
-    harness.advance(harness.tick)
-    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
-
-
-def test_a_time_is_rounded_up_to_what_the_broker_can_tell(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job(scheduled_at=at(harness.now() + 1.5)))
-    harness.advance(1.5 - harness.tick)
-    assert backend.fetch_many(QUEUE, limit=1) == []
-    harness.advance(harness.delayed(1.5) - 1.5 + harness.tick)
-    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+    """A time is rounded up to what the broker can tell."""
+    for delay in (10.0, 1.5):
+        backend.enqueue(a_job(scheduled_at=at(harness.now() + delay)))
+        harness.advance(delay - harness.tick)
+        assert backend.fetch_many(QUEUE, limit=1) == []
+        harness.advance(harness.delayed(delay) - delay + harness.tick)
+        assert len(backend.fetch_many(QUEUE, limit=1)) == 1, delay
 
 
 def test_a_time_in_the_past_means_now(harness: Harness, backend: QueueBackend) -> None:
@@ -96,6 +80,8 @@ def test_an_id_that_lives_is_returned_and_its_message_left_alone(backend: QueueB
     assert payloads(backend) == ["first"]
     assert backend.enqueue(a_job("third", identifier="order-17")) == "order-17"
     assert backend.stats(QUEUE).pending == 1
+    assert backend.enqueue_many([a_job(1, identifier="same"), a_job(2, identifier="same")]) == ["same", "same"]
+    assert payloads(backend) == [1]
 
 
 @pytest.mark.spans
@@ -105,12 +91,6 @@ def test_an_id_that_lives_in_one_queue_is_known_in_all(backend: QueueBackend) ->
     assert backend.enqueue(a_job("second", identifier="order-17", queue="mails")) == "order-17"
     assert payloads(backend) == ["first"]
     assert backend.stats("mails").pending == 0
-
-
-@pytest.mark.needs("known_ids")
-def test_an_id_twice_in_one_call_makes_one_message(backend: QueueBackend) -> None:
-    assert backend.enqueue_many([a_job(1, identifier="same"), a_job(2, identifier="same")]) == ["same", "same"]
-    assert payloads(backend) == [1]
 
 
 @pytest.mark.needs("known_ids")
@@ -175,52 +155,10 @@ def test_a_batch_with_one_bad_definition_enqueues_nothing(backend: QueueBackend)
     assert backend.stats(QUEUE).pending == 0
 
 
-@pytest.mark.lacks("key_store")
-def test_what_needs_keys_is_refused_where_there_are_none(backend: QueueBackend) -> None:
-    with pytest.raises(Unsupported, match="key_store"):
-        backend.enqueue_many([a_job(1), a_job(2, unique=True, idempotency_key="k")])
-    assert backend.stats(QUEUE).pending == 0
-
-
 def test_what_one_client_enqueued_another_fetches(harness: Harness) -> None:
     ident = harness.open().enqueue(a_job())
     [lease] = harness.open().fetch_many(QUEUE, limit=1)
     assert lease.id == ident
-
-
-@pytest.mark.spans
-def test_follow_ups_come_with_the_ack(backend: QueueBackend) -> None:
-    lease = new_lease(backend, "first")
-    follow_ups = (a_job("second"), a_job("mail", queue="mails", identifier="mail-1"))
-    [answer] = backend.settle_many([(lease, Ack(follow_ups))])
-    assert answer
-    assert payloads(backend) == ["second"]
-    assert payloads(backend, queue="mails") == ["mail"]
-
-
-@pytest.mark.spans
-def test_a_repeated_ack_does_not_repeat_its_follow_ups(backend: QueueBackend) -> None:
-    lease = new_lease(backend, "first")
-    for _ in range(3):
-        assert backend.settle_many([(lease, Ack((a_job("second"),)))], call_id="the-call") != []
-    assert payloads(backend) == ["second"]
-
-
-@pytest.mark.spans
-def test_a_refused_ack_enqueues_no_follow_ups(harness: Harness, backend: QueueBackend) -> None:
-    lease = new_lease(backend, "first", ttl=1.0)
-    harness.expire_leases(1.0)
-    assert not all(backend.settle_many([(lease, Ack((a_job("second", queue="mails"),)))]))
-    assert backend.stats("mails").pending == 0
-
-
-@pytest.mark.spans
-def test_a_follow_up_that_cannot_be_enqueued_leaves_the_ack_undone(backend: QueueBackend) -> None:
-    backend.enqueue_many(numbered(2))
-    first, second = backend.fetch_many(QUEUE, limit=2)
-    with pytest.raises(InvalidJob):
-        backend.settle_many([(first, Ack()), (second, Ack((a_job("x" * 1_048_577),)))])
-    assert backend.stats(QUEUE).leased == 2
 
 
 def test_a_message_has_what_its_producer_said(harness: Harness, backend: QueueBackend) -> None:

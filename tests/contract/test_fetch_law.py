@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import REMEMBER_CALLS, State
@@ -60,18 +59,6 @@ def test_every_delivery_has_a_fresh_owner_and_a_higher_number(harness: Harness, 
             backend.reap(QUEUE)
     assert len(owners) == 4
     assert deliveries == [1, 2, 3, 4]
-
-
-@pytest.mark.above
-def test_a_ttl_or_a_limit_out_of_range_is_refused_before_anything_else(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    for ttl in (0.0, -1.0, float("nan"), float("inf"), 1e12):
-        with row(ttl), pytest.raises(ValueError, match="ttl"):
-            backend.fetch_many("bad queue name!", limit=0, ttl=ttl)
-    for limit in (0, -1):
-        with row(limit), pytest.raises(ValueError, match="limit"):
-            backend.fetch_many(QUEUE, limit=limit)
-    assert backend.stats(QUEUE).waiting == 1
 
 
 @pytest.mark.above

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from support.claims import found
 from support.harness import Harness
@@ -9,7 +11,12 @@ from support.jobs import QUEUE, a_job, at
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, ReapPolicy, State, Verb, once_id
+from jobpool.cron.records import load
+from jobpool.cron.runner import CronRunner
+from jobpool.cron.scheduler import Scheduler
 from jobpool.errors import InvalidJob
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
@@ -96,7 +103,7 @@ STAGES = [
     pytest.param(Nack(60.0, "boom"), State.DELAYED, id="nacked"),
     pytest.param(Release(), State.WAITING, id="released"),
     pytest.param(Abandon("hopeless"), State.DEAD, id="dead"),
-    pytest.param(Forfeit("SIGSEGV"), State.LEASED, id="forfeited", marks=pytest.mark.needs("forfeit")),
+    pytest.param(Forfeit("SIGSEGV"), State.LEASED, id="forfeited"),
 ]
 
 
@@ -206,3 +213,38 @@ def test_many_are_enqueued_once_together_and_those_that_are_known_left_out(backe
         assert ids == [once_id(key) for key in keys]
     assert backend.stats(QUEUE).waiting == 5
     assert backend.enqueue_many_once([]) == []
+
+
+NAMES = [
+    *("report", "Report", " report", "report ", "re port", "report at 2027-01-15T08:00:00Z", "é", "e\u0301", "😀"),
+    *("a*b?[c]", "a%_b", "a:b:c", "{a}", "a\\b", "'a'", '"a"', "../a", "--a", "0", "x" * 255, "é" * 255),
+]
+
+
+@pytest.mark.needs("key_store")
+def test_each_name_is_one_schedule_whatever_it_is_made_of(harness: Harness) -> None:
+    ran: list[str] = []
+    registry = HandlerRegistry()
+
+    @registry.handler("inline")
+    def inline(ctx: JobContext) -> None:
+        ran.append(ctx.name)
+
+    scheduler = Scheduler()
+    for name in NAMES:
+        scheduler.define("queued").named(name).queue(QUEUE)
+        scheduler.define("inline").named(f"i{name}"[:255])
+    backend = harness.open()
+    first, second = (CronRunner(scheduler, harness.open(), registry=registry, name=who) for who in "ab")
+    now = first.time.now()
+    then = datetime(now.year, now.month, now.day, now.hour, now.minute, tzinfo=UTC) + timedelta(minutes=1)
+
+    for moment in (then, then + timedelta(minutes=1)):
+        assert {firing.status.value for firing in first.run(moment)} == {"fired"}
+        assert "fired" not in {firing.status.value for firing in second.run(moment)}
+
+    assert backend.stats(QUEUE).pending == 2 * len(NAMES)
+    assert sorted(ran) == sorted(2 * [f"i{name}"[:255] for name in NAMES])
+    records = load(backend.keys, (planned.name for planned in first.planned))
+    assert {record.last for record in records.values()} == {then + timedelta(minutes=1)}
+    assert len(records) == 2 * len(NAMES)

@@ -89,8 +89,12 @@ def test_a_client_counts_its_own_leases_and_all_that_is_there(harness: Harness) 
 
 @pytest.mark.lacks("key_store")
 def test_what_needs_a_key_store_is_refused(backend: QueueBackend) -> None:
+    for ask in (lambda: backend.keys, lambda: backend.claims):
+        with pytest.raises(Unsupported, match=r"Capabilities\.key_store"):
+            ask()
     with pytest.raises(Unsupported, match="key_store"):
-        _ = backend.keys
+        backend.enqueue_many([a_job(1), a_job(2, unique=True, idempotency_key="k")])
+    assert backend.stats(QUEUE).pending == 0
 
 
 @pytest.mark.lacks("enqueue_in_transaction")

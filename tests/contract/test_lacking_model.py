@@ -200,6 +200,6 @@ class Comparison(SideBySide):
         self.both(total)
 
 
-@pytest.mark.needs("leases", "native_reap", "forfeit")
+@pytest.mark.needs("leases", "native_reap")
 def test_it_does_what_it_promises_as_memory_does(harness_type: type[Harness]) -> None:
     compare(Comparison, harness_type, examples=45 if harness_type.capabilities.exact_counts else 18)

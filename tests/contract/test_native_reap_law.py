@@ -25,7 +25,7 @@ each_way = pytest.mark.parametrize(
     "cause",
     [
         pytest.param(EXPIRED, id="expired", marks=pytest.mark.needs("exact_crashes")),
-        pytest.param("SIGSEGV in libfoo", id="forfeited", marks=pytest.mark.needs("forfeit")),
+        pytest.param("SIGSEGV in libfoo", id="forfeited"),
     ],
 )
 """How a lease ends without a verdict."""
@@ -111,7 +111,6 @@ def test_an_expiry_is_charged_by_the_next_fetch_and_told_once(harness: Harness, 
     assert backend.reap(QUEUE) == []
 
 
-@pytest.mark.needs("forfeit")
 def test_a_forfeit_is_charged_at_once_and_told_once(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     lease = a_lease(backend)
@@ -195,7 +194,6 @@ def test_past_the_limit_it_is_a_dead_letter_with_the_cause(harness: Harness, bac
     assert [(reaped.crashes, reaped.dead) for reaped in told] == [(1, False), (2, False), (3, True)]
 
 
-@pytest.mark.needs("forfeit")
 def test_a_forfeit_past_the_limit_is_a_dead_letter_at_once(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     backend.reap(QUEUE, at_once(max_crashes=1))
@@ -205,7 +203,7 @@ def test_a_forfeit_past_the_limit_is_a_dead_letter_at_once(harness: Harness, bac
     assert dead_letter(backend, ident).cause == "SIGBUS"
 
 
-@pytest.mark.needs("forfeit", "exact_crashes")
+@pytest.mark.needs("exact_crashes")
 def test_the_cause_of_a_forfeit_is_not_that_of_the_next_crash(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue(a_job())
     backend.reap(QUEUE, at_once())
@@ -278,7 +276,6 @@ def test_what_waits_after_a_crash_holds_up_no_other(harness: Harness, backend: Q
     assert backend.stats(QUEUE).delayed == 3
 
 
-@pytest.mark.needs("forfeit")
 def test_each_queue_has_its_own_policy(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(), a_job(queue=THERE)])
     backend.reap(QUEUE, at_once(max_crashes=1))

@@ -6,7 +6,6 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import dead_letter
-from support.promises import PROMISES
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ReapPolicy
@@ -33,15 +32,13 @@ def failing(told: list[DeadJob]) -> HandlerRegistry:
     return registry
 
 
-def crashed_to_death(harness: Harness, backend: QueueBackend) -> str:
+def crashed_to_death(backend: QueueBackend) -> str:
     """Nobody saw this death: the pool that reaped it has ended."""
     ident = backend.enqueue(a_job({"customer": 7}, handler="report"))
     for _ in range(10):
         lease = backend.fetch(QUEUE, ttl=5.0)
-        if lease is not None and PROMISES["forfeit"](backend.capabilities):
+        if lease is not None:
             backend.forfeit(lease, "killed by SIGKILL")
-        elif lease is not None:
-            harness.expire_leases(5.0)
         if any(one.dead for one in backend.reap(QUEUE, AT_ONCE)):
             return ident
     raise AssertionError("it does not die")
@@ -67,10 +64,8 @@ def test_a_failure_is_told_ahead_of_the_other_jobs(backend: QueueBackend) -> Non
     assert worker.process_once(QUEUE).status is Status.EMPTY
 
 
-def test_a_death_that_its_reaper_told_nobody_of_is_told_by_the_next_pool(
-    harness: Harness, backend: QueueBackend
-) -> None:
-    ident = crashed_to_death(harness, backend)
+def test_a_death_that_its_reaper_told_nobody_of_is_told_by_the_next_pool(backend: QueueBackend) -> None:
+    ident = crashed_to_death(backend)
     pool = next_pool(backend)
     for _ in range(3):
         pool.forward([QUEUE])
@@ -86,12 +81,12 @@ def test_a_death_that_its_reaper_told_nobody_of_is_told_by_the_next_pool(
         2,
         {"customer": 7},
     )
-    assert dead.cause in ("killed by SIGKILL", "lease expired")
+    assert dead.cause == "killed by SIGKILL"
 
 
 @pytest.mark.needs("key_store")
 def test_another_pool_does_not_tell_of_it_again(harness: Harness, backend: QueueBackend) -> None:
-    crashed_to_death(harness, backend)
+    crashed_to_death(backend)
     next_pool(backend).forward([QUEUE])
     assert QueueWorker(backend, failing([])).process_once(QUEUE).status is Status.ACKED
     next_pool(harness.open()).forward([QUEUE])

@@ -15,6 +15,8 @@ from support.waiting import wait_until
 from jobpool.broker.backend import QueueBackend
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, LeaseLost
+from jobpool.message.guards import Guards
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
 
 pytestmark = pytest.mark.needs("enqueue_in_transaction", "ack_in_transaction")
@@ -44,15 +46,12 @@ def effects(connection: Any) -> list[str]:
 # --- in autocommit ----------------------------------------------------------------------------------------
 
 
-def test_an_enqueue_in_autocommit_is_refused_without_a_transaction(backend: QueueBackend, autocommit: Any) -> None:
+def test_an_enqueue_and_an_ack_in_autocommit_are_refused_without_a_transaction(
+    harness: Harness, backend: QueueBackend, autocommit: Any
+) -> None:
     with pytest.raises(ConfigurationError, match=REFUSED):
         backend.enqueue_in(autocommit, [a_job()])
     assert backend.stats(QUEUE).waiting == 0
-
-
-def test_an_ack_in_autocommit_is_refused_without_a_transaction(
-    harness: Harness, backend: QueueBackend, autocommit: Any
-) -> None:
     lease = new_lease(backend)
     with pytest.raises(ConfigurationError, match=REFUSED):
         harness.ack_within(autocommit, backend.ticket(lease), [backend.pack(a_job("next"))])
@@ -181,3 +180,66 @@ def test_a_message_that_somebody_else_holds_is_refused(
     assert backend.ack(again) is Settled.OK
     with pytest.raises(LeaseLost, match=r"has ended: not.in.flight"):
         harness.ack_within(connection, backend.ticket(lease))
+
+
+# --- keys -------------------------------------------------------------------------------------------------
+
+KEY = Guards(key="order-17", keep=100.0)
+
+
+def guarded(backend: QueueBackend, ttl: float) -> JobLease:
+    """A new message of a unique job, which runs under the key."""
+    backend.enqueue(UNIQUE)
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
+    assert backend.keys.begin_many([(lease, KEY)])[0]
+    return lease.guarded(KEY)
+
+
+UNIQUE = a_job(unique=True, idempotency_key="order-17")
+
+
+@pytest.mark.needs("key_store")
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_key_is_done_with_the_commit_and_its_unique_job_stays_known(
+    harness: Harness, backend: QueueBackend, connection: Any, commits: bool
+) -> None:
+    lease = guarded(backend, 1000.0)
+    follow_up = a_job(unique=True, idempotency_key="order-18")
+    harness.ack_within(connection, backend.ticket(lease), [backend.pack(UNIQUE), backend.pack(follow_up)])
+    assert backend.keys.holders(QUEUE, "key:order-17") == [lease.id]
+    connection.commit() if commits else connection.rollback()
+    assert backend.keys.holders(QUEUE, "key:order-17") == ([] if commits else [lease.id])
+    assert backend.enqueue(UNIQUE) == lease.id
+    if not commits:
+        assert backend.keys.first_run(QUEUE, "order-17")
+        assert backend.ack(lease) is Settled.OK
+        return
+    [brought] = backend.list_messages()
+    assert backend.enqueue(follow_up) == brought.id
+    harness.advance(KEY.keep - harness.tick)
+    assert not backend.keys.first_run(QUEUE, "order-17")
+    assert backend.enqueue(UNIQUE) == lease.id
+    harness.advance(harness.tick)
+    assert backend.keys.first_run(QUEUE, "order-17")
+    assert backend.enqueue(UNIQUE) != lease.id
+
+
+@pytest.mark.needs("key_store")
+def test_a_lease_that_has_ended_marks_no_key(harness: Harness, backend: QueueBackend, connection: Any) -> None:
+    lease = guarded(backend, 5.0)
+    harness.expire_leases(5.0)
+    with pytest.raises(LeaseLost):
+        harness.ack_within(connection, backend.ticket(lease))
+    connection.rollback()
+    assert backend.keys.first_run(QUEUE, "order-17")
+
+
+@pytest.mark.needs("key_store")
+def test_unique_jobs_in_a_transaction_are_there_with_its_commit(backend: QueueBackend, connection: Any) -> None:
+    backend.enqueue_in(connection, [UNIQUE])
+    connection.rollback()
+    [ident] = backend.enqueue_in(connection, [UNIQUE])
+    assert backend.enqueue_in(connection, [a_job(), UNIQUE])[1] == ident
+    connection.commit()
+    assert backend.enqueue(UNIQUE) == ident
+    assert backend.stats(QUEUE).waiting == 2

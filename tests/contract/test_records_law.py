@@ -73,27 +73,25 @@ def test_a_record_ends_at_its_tick_and_not_before(harness: Harness, keys: KeySto
 
 
 @pytest.mark.spans
-def test_spaces_do_not_mix(keys: KeyStore) -> None:
+def test_spaces_do_not_mix_and_what_is_deleted_is_gone(keys: KeyStore) -> None:
     keys.put_records(SPACE, {"one": b"1"}, 60.0)
     keys.put_records("other", {"one": b"2"}, 60.0)
     keys.delete_records("other", ["one"])
     assert keys.get_record(SPACE, "one") == b"1"
     assert keys.get_record("other", "one") is None
+    keys.put_records(SPACE, dict.fromkeys(["a", "b", "c"], b"x"), 60.0)
+    keys.delete_records(SPACE, ["a", "c", "nowhere"])
+    keys.delete_records(SPACE, ["a"])
+    keys.delete_records("nothing", ["a"])
+    keys.delete_records(SPACE, [])
+    assert names(keys) == ["b", "one"]
 
 
-def test_records_are_listed_in_the_order_of_their_bytes(keys: KeyStore) -> None:
+def test_records_are_listed_in_the_order_of_their_bytes_by_prefix_and_in_pages(keys: KeyStore) -> None:
     keys.put_records(SPACE, {key: key.encode() for key in ODD}, 60.0)
     assert keys.list_records(SPACE) == [(key, key.encode()) for key in sorted(ODD, key=str.encode)]
-
-
-def test_a_prefix_is_taken_as_it_is(keys: KeyStore) -> None:
-    keys.put_records(SPACE, dict.fromkeys(ODD, b"x"), 60.0)
     for prefix in ("", "a", "a%", "a_", "a*", "a?", "a\\", "Z", "é", "😀", "b", "a:b:"):
         assert names(keys, prefix=prefix) == sorted((key for key in ODD if key.startswith(prefix)), key=str.encode)
-
-
-def test_pages_follow_each_other_without_gap_or_repeat(keys: KeyStore) -> None:
-    keys.put_records(SPACE, dict.fromkeys(ODD, b"x"), 60.0)
     for prefix in ("", "a"):
         whole = names(keys, prefix=prefix)
         seen: list[str] = []
@@ -125,16 +123,6 @@ def test_two_thousand_at_once(keys: KeyStore) -> None:
     assert names(keys, limit=10_000) == [f"{number:05d}" for number in range(2000)]
     keys.delete_records(SPACE, [f"{number:05d}" for number in range(1, 2000)])
     assert names(keys) == ["00000"]
-
-
-@pytest.mark.spans
-def test_deleted_they_are_gone_and_what_is_not_there_is_no_error(keys: KeyStore) -> None:
-    keys.put_records(SPACE, dict.fromkeys(["a", "b", "c"], b"x"), 60.0)
-    keys.delete_records(SPACE, ["a", "c", "nowhere"])
-    keys.delete_records(SPACE, ["a"])
-    keys.delete_records("nothing", ["a"])
-    keys.delete_records(SPACE, [])
-    assert names(keys) == ["b"]
 
 
 @pytest.mark.above
@@ -191,25 +179,18 @@ def lines(keys: KeyStore, name: str = "report", **limits: int) -> list[bytes]:
     return keys.read_log(SPACE, name, **limits)
 
 
-def test_the_newest_line_is_read_first(harness: Harness, keys: KeyStore) -> None:
+def test_the_newest_lines_are_read_first_and_only_so_many_stay(harness: Harness, keys: KeyStore) -> None:
     keys.append_log(SPACE, [("report", b"1"), ("report", b"2")], 10)
     harness.open().keys.append_log(SPACE, [("report", b"3")], 10)
     assert lines(keys) == [b"3", b"2", b"1"]
     assert lines(keys, limit=2) == [b"3", b"2"]
-
-
-def test_only_the_newest_stay(keys: KeyStore) -> None:
     for number in range(30):
         keys.append_log(SPACE, [("report", b"%d" % number)], 4)
     assert lines(keys, limit=100) == [b"29", b"28", b"27", b"26"]
     keys.append_log(SPACE, [("report", b"%d" % number) for number in range(30, 50)], 3)
     assert lines(keys, limit=100) == [b"49", b"48", b"47"]
-
-
-def test_a_log_that_may_grow_again_does(keys: KeyStore) -> None:
-    keys.append_log(SPACE, [("report", b"1"), ("report", b"2")], 1)
-    keys.append_log(SPACE, [("report", b"3"), ("report", b"4")], 10)
-    assert lines(keys) == [b"4", b"3", b"2"]
+    keys.append_log(SPACE, [("report", b"50"), ("report", b"51")], 10)
+    assert lines(keys) == [b"51", b"50", b"49", b"48", b"47"], "it may grow again"
 
 
 @pytest.mark.spans

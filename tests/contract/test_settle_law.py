@@ -82,7 +82,6 @@ def test_abandon_makes_a_dead_letter(harness: Harness, backend: QueueBackend) ->
 
 
 @pytest.mark.spans
-@pytest.mark.needs("forfeit")
 @pytest.mark.lacks("native_reap")
 def test_forfeit_ends_the_lease_at_once_and_leaves_the_rest_to_the_reaper(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
@@ -265,7 +264,7 @@ VERBS = [
     pytest.param("nack", (5.0, "boom"), id="nack"),
     pytest.param("abandon", ("hopeless",), id="abandon"),
     pytest.param("release", (5.0,), id="release"),
-    pytest.param("forfeit", ("SIGSEGV",), id="forfeit", marks=pytest.mark.needs("forfeit")),
+    pytest.param("forfeit", ("SIGSEGV",), id="forfeit"),
 ]
 
 
@@ -337,13 +336,6 @@ def test_a_repeated_batch_answers_as_the_first_time(harness: Harness, backend: Q
     assert picture(backend) == before
 
 
-def test_the_same_verb_in_calls_of_different_ids_is_two_calls(backend: QueueBackend) -> None:
-    lease = new_lease(backend, ttl=10.0)
-    assert backend.settle_many([(lease, Ack())], call_id="c1") == [Settled.OK]
-    [second] = backend.settle_many([(lease, Ack())], call_id="c2")
-    assert is_refusal(backend, second, Settled.NOT_IN_FLIGHT)
-
-
 # --- batches ----------------------------------------------------------------------------------------------
 
 
@@ -384,7 +376,6 @@ def test_a_lease_twice_in_one_batch_is_settled_once(
     assert a_lease(backend).attempts == 1
 
 
-@pytest.mark.needs("forfeit")
 def test_after_a_forfeit_in_the_same_batch_the_lease_has_ended(backend: QueueBackend) -> None:
     lease = new_lease(backend, ttl=10.0)
     accepted, refused = backend.settle_many([(lease, Forfeit("SIGSEGV")), (lease, Ack())])

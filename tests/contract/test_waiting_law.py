@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
+from support.claims import AT_ONCE
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, new_lease
 from support.stalls import Stopwatch
 
 import jobpool_backends
 from jobpool.broker.backend import QueueBackend
-from jobpool.message.settlement import Ack, Settled
+from jobpool.broker.values import MessageFilter, State, Verb
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 
@@ -41,7 +43,9 @@ def test_an_enqueue_wakes_whoever_waits(harness: Harness) -> None:
     waiting, producing = harness.keep(opener()), harness.keep(opener())
     with ThreadPoolExecutor(1) as executor:
         found = executor.submit(waiting.wait_any, ["mails", QUEUE], 30.0)
-        assert not found.done()
+        for _ in range(20):
+            producing.enqueue(a_job(queue="third"))
+        assert not found.done(), "traffic of other queues wakes nobody"
         producing.enqueue(a_job())
         assert found.result(10.0) == QUEUE
 
@@ -93,13 +97,18 @@ def test_a_delay_that_falls_due_is_not_missed(harness: Harness) -> None:
     assert len(backend.fetch_many(QUEUE, limit=1)) == 1
 
 
-def test_a_release_wakes_whoever_waits(harness: Harness) -> None:
+@pytest.mark.parametrize("verb", [Release(), Nack(), Ack((a_job("next"),)), Forfeit("SIGSEGV"), Abandon("by mistake")])
+def test_whatever_makes_a_message_fetchable_wakes_whoever_waits(harness: Harness, verb: Settlement) -> None:
     opener = harness.opener()
     waiting, other = harness.keep(opener()), harness.keep(opener())
     lease = new_lease(other)
     with ThreadPoolExecutor(1) as executor:
         found = executor.submit(waiting.wait_any, [QUEUE], 30.0)
-        other.release(lease)
+        assert other.settle_many([(lease, verb)]) == [Settled.OK]
+        if isinstance(verb, Forfeit):
+            other.reap(QUEUE, AT_ONCE)
+        if isinstance(verb, Abandon):
+            assert other.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY) == 1
         assert found.result(10.0) == QUEUE
 
 

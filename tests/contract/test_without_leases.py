@@ -85,8 +85,9 @@ def test_nothing_is_ever_there(backend: QueueBackend) -> None:
 
 @pytest.mark.lacks("key_store")
 def test_there_are_no_keys_to_ask_for(harness: Harness, backend: QueueBackend) -> None:
-    with pytest.raises(Unsupported, match="key_store"):
-        _ = backend.keys
+    for ask in (lambda: backend.keys, lambda: backend.claims):
+        with pytest.raises(Unsupported, match=r"Capabilities\.key_store"):
+            ask()
     with pytest.raises(Unsupported, match="key_store"):
         backend.enqueue_many([a_job(1), a_job(2, unique=True, idempotency_key="k")])
     assert ran(harness) == []

@@ -29,7 +29,6 @@ def _is_ours(can: Capabilities) -> bool:
 
 PROMISES: dict[str, Callable[[Capabilities], bool]] = {
     "leases": _leases,
-    "forfeit": _leases,
     "native_reap": _is_native,
     "chosen_ttl": _is_ours,
     "settle_anywhere": _is_ours,

@@ -6,15 +6,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import greenstalk
+from support.jobs import QUEUE
 from support.servers import BeanstalkServer, fresh_name, shared_beanstalk
 
 from jobpool.broker.values import ReapPolicy
 from jobpool.clock import ManualClock
-from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk import BeanstalkBackend
 
-QUEUE = "reports"
 AT_ONCE = ReapPolicy(back_off=0.0)
 
 
@@ -72,10 +71,6 @@ class Clients:
         """What the server tells of the job of a lease."""
         assert isinstance(lease.token, int)
         return self.raw.stats_job(lease.token)
-
-
-def a_job(payload: object = 1, **fields: Any) -> JobDefinition:
-    return JobDefinition("report", payload, queue=QUEUE, **fields)
 
 
 def one(backend: BeanstalkBackend) -> JobLease:

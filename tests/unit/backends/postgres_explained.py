@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from postgres_rig import Rig
 from psycopg import Connection
 from psycopg.errors import Diagnostic
@@ -21,6 +22,7 @@ from psycopg.rows import TupleRow
 from support.waiting import wait_until
 
 from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.connection import Connection as Link
 
 _EXPLAIN = {
     "session_preload_libraries": "auto_explain",
@@ -94,7 +96,70 @@ def check_plans(found: Explained, name: str) -> None:
         assert "Merge Join" not in kind, (name, statement)
 
 
-def compare(few: dict[str, int], many: dict[str, int]) -> None:
-    """An index of a million entries is two or three levels deeper than one of a thousand, and a sweep reads seven."""
-    grown = {name: (few[name], many[name]) for name in few if many[name] > few[name] * 1.7 + 25}
-    assert not grown
+Costs = Callable[[Explained], dict[str, int]]
+
+
+def prepared(rig: Rig, tables: Iterable[str], costs: Costs, fill: Callable[[], None]) -> Explained:
+    """Its connection has made its plans while these tables were known to be empty. They are filled without indexes."""
+    rig.open().prepare()
+    for table in ("messages", "calls", "ended", "heads", "sleepers", "evictions", *tables):
+        rig.ask(f"ALTER TABLE {{schema}}.{table} SET (autovacuum_enabled = off)")
+        rig.ask(f"VACUUM ANALYZE {{schema}}.{table}")
+    found = explained(rig)
+    costs(found)
+    rig.ask(f"TRUNCATE {', '.join(f'{{schema}}.{table}' for table in tables)}")
+    sql = "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND tablename = ANY (%s)"
+    indexes = rig.ask(sql, rig.schema, list(tables))
+    for table, name, _ in indexes:
+        of = f"ALTER TABLE {{schema}}.{table} DROP CONSTRAINT" if name.endswith("_pkey") else "DROP INDEX {schema}."
+        rig.ask(f"{of} {name}" if name.endswith("_pkey") else f"{of}{name}")
+    fill()
+    for table, name, definition in indexes:
+        rig.ask(definition)
+        if name.endswith("_pkey"):
+            rig.ask(f"ALTER TABLE {{schema}}.{table} ADD PRIMARY KEY USING INDEX {name}")
+    return found
+
+
+def compare_costs(
+    costs: Costs,
+    few: Explained,
+    many: tuple[Rig, Explained],
+    tables: Iterable[str],
+    factor: float = 1.7,
+    spare: int = 25,
+) -> None:
+    """By plans from when the tables were empty, by those of a server that knows nothing, and of one that knows all.
+
+    An index of a million entries is two or three levels deeper than one of a thousand, and a sweep reads seven.
+    """
+    rig, early = many
+    expected = costs(few)
+
+    def compare(found: Explained) -> None:
+        told = costs(found)
+        grown = {name: (expected[name], told[name]) for name in told if told[name] > expected[name] * factor + spare}
+        assert not grown
+
+    compare(early)
+    compare(explained(rig))
+    for table in tables:
+        rig.ask(f"ANALYZE {{schema}}.{table}")
+    compare(early)
+    compare(explained(rig))
+
+
+def trips(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
+    """How often `work` waits for the server."""
+    waits = 0
+    wait = Link.wait
+
+    def count(link: Link, *arguments: Any, **named: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return wait(link, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "wait", count)
+        work()
+    return waits

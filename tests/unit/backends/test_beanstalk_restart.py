@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import BeanstalkServer
 
 from jobpool.broker.values import MessageFilter, QueueStats, Verb
@@ -38,19 +38,20 @@ def test_with_a_binlog_every_message_outlives_a_kill_and_every_lease_is_lost(
     backend.enqueue_many(numbered(4))
     dead, failed, held, done = backend.fetch_many(QUEUE, limit=4)
     backend.abandon(dead, "timeout", "too slow")
-    backend.nack(failed, delay=600.0, error="boom")
+    backend.nack(failed, error="boom")
     backend.ack(done)
-    backend.enqueue(a_job("waits"))
+    backend.enqueue_many([a_job("waits"), a_job("later", scheduled_at=at(4e9))])
     kill(server)
     assert backend.lost() == [held]
     assert backend.lost() == []
     assert not backend.ack(held)
     stats = backend.stats(QUEUE)
-    assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (2, 1, 0, 1)
+    assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (3, 1, 0, 1)
     [message] = backend.list_messages(MessageFilter(queue=QUEUE))
     assert (message.id, message.reason, message.last_error) == (dead.id, "timeout", "too slow")
     again = {lease.id: lease for lease in backend.fetch_many(QUEUE, limit=9)}
-    assert len(again) == 2
+    assert len(again) == 3
+    assert (again[failed.id].attempts, again[failed.id].deliveries) == (1, 2), "its copy has its counters"
     assert (again[held.id].deliveries, again[held.id].crashes) == (1, 0), "its log knows nothing of what was reserved"
     assert backend.ack(again[held.id])
 

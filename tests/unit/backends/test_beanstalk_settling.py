@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
+from beanstalk_clients import AT_ONCE, Clients, one
+from support.jobs import QUEUE, a_job
 from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import greenstalk
 import pytest
-from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
+from beanstalk_clients import AT_ONCE, Clients, one
+from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
@@ -28,7 +29,7 @@ def watching(clients: Clients) -> bool:
 # --- what is found ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_wait_found_is_fetched_without_another_reserve_of_it(clients: Clients) -> None:
+def test_what_a_wait_found_is_fetched_without_another_reserve_of_it_and_what_else_there_is(clients: Clients) -> None:
     backend = clients.open()
     backend.enqueue(a_job())
     assert backend.wait_any(["mails", QUEUE], 5.0) == QUEUE
@@ -37,23 +38,9 @@ def test_what_a_wait_found_is_fetched_without_another_reserve_of_it(clients: Cli
     assert (lease.deliveries, lease.crashes) == (1, 0)
     assert clients.about(lease)["reserves"] == 1
     assert backend.ack(lease)
-
-
-def test_a_fetch_hands_out_what_was_found_and_what_else_there_is(clients: Clients) -> None:
-    backend = clients.open()
     backend.enqueue_many([a_job(n) for n in range(5)])
     backend.wait_any([QUEUE], 5.0)
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=9)] == [0, 1, 2, 3, 4]
-
-
-def test_a_message_that_comes_wakes_who_waits(clients: Clients) -> None:
-    backend, other = clients.open(), clients.open()
-    with ThreadPoolExecutor(1) as executor:
-        waiter = executor.submit(backend.wait_any, [QUEUE], 10.0)
-        wait_until(lambda: watching(clients))
-        other.enqueue(a_job())
-        assert waiter.result(5.0) == QUEUE
-    assert one(backend).deliveries == 1
 
 
 # --- what nobody fetches -----------------------------------------------------------------------------------------

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from support.jobs import QUEUE, a_job, new_lease, numbered
+import threading
+
+import pytest
+from support.claims import claim, post
+from support.jobs import QUEUE, a_job, at, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
-from jobpool_backends.memory.values import Expiring
+from jobpool_backends.memory.values import Expiries, Expiring
 from jobpool_backends.shared import DeadCaps
 
 
-def test_a_value_ends_at_its_time() -> None:
+def test_a_value_ends_at_the_time_that_was_said_last() -> None:
     kept: Expiring[str] = Expiring()
     kept.put("a", "one", 10)
     assert kept.get("a", 9) == "one"
     assert kept.get("a", 10) is None
     assert kept._values == {}
-
-
-def test_put_again_it_ends_when_it_was_last_said_to() -> None:
-    kept: Expiring[str] = Expiring()
+    kept = Expiring()
     kept.put("longer", "one", 10)
     kept.put("longer", "two", 30)
     kept.put("shorter", "one", 30)
@@ -29,12 +30,10 @@ def test_put_again_it_ends_when_it_was_last_said_to() -> None:
     assert dict(kept.items(9)) == {"longer": "two", "shorter": "two"}
     assert dict(kept.items(10)) == {"longer": "two"}
     assert dict(kept.items(30)) == {}
-
-
-def test_popped_it_is_gone_once() -> None:
-    kept: Expiring[str] = Expiring()
+    kept = Expiring()
     kept.put("a", "one", 10)
-    assert (kept.pop("a", 5), kept.pop("a", 5), kept.pop("b", 5)) == ("one", None, None)
+    kept.put("b", "one", 6)
+    assert (kept.pop("a", 5), kept.pop("a", 5), kept.pop("b", 5), kept.get("b", 6)) == ("one", None, "one", None)
     kept.put("a", "two", 20)
     assert kept.get("a", 10) == "two"  # the end of the first was not the end of this one
 
@@ -97,3 +96,96 @@ def test_the_line_of_the_dead_forgets_who_was_raised() -> None:
         backend.abandon(lease, "hopeless")
     assert backend.evicted(QUEUE) == 2
     assert backend.inspect(old) is None
+
+
+def test_heaps_skip_what_was_deleted() -> None:
+    clock = ManualClock()
+    backend = MemoryBackend(clock=clock)
+    first, second = backend.enqueue_many(numbered(2))
+    later, latest = backend.enqueue_many([a_job(scheduled_at=at(clock.wall() + wait)) for wait in (5, 6)])
+    backend.bulk(MessageFilter(ids=(first, later)), Verb.DELETE)
+    clock.advance(6.0)
+    assert backend.stats(QUEUE).waiting == 2
+    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=9)] == [second, latest]
+
+
+def test_a_turned_clock_is_noticed_by_who_waits() -> None:
+    clock = ManualClock()
+    backend = MemoryBackend(clock=clock)
+    backend.enqueue(a_job(scheduled_at=at(clock.wall() + 3600)))
+    found: list[str | None] = []
+    thread = threading.Thread(target=lambda: found.append(backend.wait_any([QUEUE], 30.0)))
+    thread.start()
+    clock.advance(3600.0)
+    thread.join(10.0)
+    assert found == [QUEUE]
+
+
+@pytest.mark.parametrize("seconds", [61.0, 601.0])
+def test_what_need_not_be_remembered_is_dropped(seconds: float) -> None:
+    clock = ManualClock()
+    backend = MemoryBackend(clock=clock)
+    backend.enqueue_many([a_job(identifier="a"), a_job(identifier="b")])
+    for lease in backend.fetch_many(QUEUE, limit=2):
+        backend.ack(lease)
+    clock.advance(seconds)
+    lease = new_lease(backend, identifier="c")
+    backend.ack(lease)
+    assert len(backend._calls._values) == 1
+    assert len(backend._store.ended._values) == (3 if seconds < 600 else 1)
+
+
+def test_what_ends_is_told_once_and_at_its_last_time() -> None:
+    ends: Expiries[str] = Expiries()
+    ends.put("once", 10)
+    ends.put("later", 10)
+    ends.put("later", 30)
+    ends.put("sooner", 30)
+    ends.put("sooner", 20)
+    ends.put("forgotten", 10)
+    ends.forget("forgotten")
+    ends.forget("never put")
+    assert list(ends.due(9)) == []
+    assert [list(ends.due(now)) for now in (10, 20, 29, 30)] == [[("once", 10)], [("sooner", 20)], [], [("later", 30)]]
+    assert (list(ends.due(99)), ends._heap) == ([], [])
+
+
+def test_what_was_told_may_be_put_off_while_the_others_are_told() -> None:
+    ends: Expiries[str] = Expiries()
+    for name in "abc":
+        ends.put(name, 10)
+    told = []
+    for name, _ in ends.due(10):
+        told.append(name)
+        ends.put(name, 20)
+        ends.forget("c")
+    assert told == ["a", "b"]
+    assert list(ends.due(20)) == [("a", 20), ("b", 20)]
+
+
+def test_a_claim_that_is_renewed_again_and_again_takes_the_room_of_one() -> None:
+    clock = ManualClock()
+    backend = MemoryBackend(clock=clock)
+    post(backend, life=60.0)
+    held = claim(backend, ttl=3600.0)
+    for _ in range(500):
+        clock.advance(1.0)
+        backend.claims.renew(QUEUE, held.id, ttl=3600.0)
+    queue = backend._store.queues[QUEUE]
+    assert max(len(queue.claim_ends._heap), len(queue.life_ends._heap)) < 100
+
+
+def test_what_has_ended_of_claims_and_posts_takes_no_room() -> None:
+    clock = ManualClock()
+    backend = MemoryBackend(clock=clock)
+    for number in range(20):
+        post(backend, b"%d" % number, life=60.0 + number)
+        post(backend, b"deleted", b"popped", life=60.0)
+        held = claim(backend, 2, ttl=60.0)
+        backend.claims.delete_many(QUEUE, [held.messages[1].id], held.id)
+        backend.claims.pop(QUEUE, 1)
+    clock.advance(200.0)
+    assert backend.claims.stats(QUEUE).expired == 20
+    queue = backend._store.queues[QUEUE]
+    assert (queue.claims, backend._store.entries, backend._store.by_id) == ({}, {}, {})
+    assert (queue.claim_ends._heap, queue.life_ends._heap) == ([], [])

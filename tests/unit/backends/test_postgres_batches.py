@@ -230,28 +230,6 @@ def test_a_member_names_its_batch_until_it_ends(rig: Rig, backend: PostgresBacke
     assert counts(backend) == (3, 1, 1, 0)
 
 
-def test_a_callback_keeps_its_body_and_is_added_once(rig: Rig, backend: PostgresBackend) -> None:
-    name = 'Größe "7"/\\\u4e2d'
-    payload = {"text": 'x\\u0000\\"\n' + name, "empty": {}}
-    opened(backend, name, identifier="one", payload=payload, idempotency_key="k", unique=True)
-    opened(backend, "same-key", idempotency_key="k", unique=True)
-    backend.enqueue(a_job(batch=name, identifier="shop/17"))
-    backend.bulk(MessageFilter(queue=QUEUE), Verb.CANCEL)
-    for batch in (name, "same-key"):
-        backend.batches.close(batch)
-    [lease] = backend.fetch_many(DONE, limit=5)
-    assert lease.envelope.payload == payload
-    assert lease.envelope.ended == {
-        "id": name,
-        "total": 1,
-        "succeeded": 0,
-        "failed": 0,
-        "cancelled": 1,
-        "failed_ids": [],
-    }
-    assert rig.ask("SELECT count(*) FROM {schema}.uniques") == [(1,)]
-
-
 def test_a_batch_whose_row_was_deleted_by_hand_ends_nobodys_step(rig: Rig, backend: PostgresBackend) -> None:
     opened(backend)
     leases = leased(backend, 2)

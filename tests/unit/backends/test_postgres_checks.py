@@ -46,21 +46,23 @@ def test_a_server_as_it_comes_gives_no_cause(rig: Rig) -> None:
     assert rig.open().cautions() == []
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "told"),
-    [
-        ("synchronous_commit", "off", "a crash of the server forgets what it answered in its last second"),
-        ("synchronous_commit", "local", "a failover forgets what the standby had not received yet"),
-        ("array_nulls", "off", "cannot settle what it runs"),
-        ("default_transaction_isolation", "serializable", "collide and are tried again"),
-        ("default_transaction_isolation", r"repeatable\ read", "collide and are tried again"),
-    ],
-)
-def test_a_setting_of_the_user_is_told(rig: Rig, setting: str, value: str, told: str) -> None:
-    [caution] = cautions(rig.database(options=f"-c {setting}={value}"))
-    assert caution.startswith(f"{setting} is ")
-    assert told in caution
-    assert "; set it to" in caution
+def test_a_setting_of_the_user_is_told(rig: Rig) -> None:
+    rig.database().prepare()
+    for setting, value, level, told in [
+        ("synchronous_commit", "off", Level.PROBLEM, "a crash of the server forgets what it answered in its last"),
+        ("synchronous_commit", "local", Level.PROBLEM, "a failover forgets what the standby had not received yet"),
+        ("array_nulls", "off", Level.PROBLEM, "cannot settle what it runs"),
+        ("default_transaction_isolation", "serializable", Level.WARNING, "collide and are tried again"),
+        ("default_transaction_isolation", r"repeatable\ read", Level.WARNING, "collide and are tried again"),
+        ("default_transaction_read_only", "on", Level.PROBLEM, "nothing can be enqueued or fetched"),
+    ]:
+        database = rig.database(options=f"-c {setting}={value}")
+        [caution] = cautions(database)
+        assert caution.startswith(f"{setting} is ")
+        assert told in caution
+        assert "; set it to" in caution
+        [bad] = [found for found in diagnose(database) if found.is_bad]
+        assert bad.level is level, setting
 
 
 @pytest.mark.parametrize(
@@ -86,12 +88,6 @@ def test_a_setting_of_the_server_is_told(rig: Rig, setting: str, told: str) -> N
     assert told in caution
 
 
-def test_a_user_who_may_only_read_is_told(rig: Rig) -> None:
-    rig.database().prepare()
-    [caution] = cautions(rig.database(options="-c default_transaction_read_only=on"))
-    assert caution.startswith("default_transaction_read_only is 'on': nothing can be enqueued or fetched")
-
-
 def test_a_transaction_that_is_open_for_long_is_told_with_who_holds_it(rig: Rig) -> None:
     database = rig.database()
     holder = rig.connect()
@@ -114,15 +110,6 @@ def test_a_check_has_a_line_when_all_is_well(rig: Rig) -> None:
     assert set(levels.values()) == {Level.OK}
     wanted = {"synchronous_commit", "fsync", "autovacuum", "tables", "transactions", "pooler"}
     assert {f"postgres.{name}" for name in wanted} <= set(levels)
-
-
-@pytest.mark.parametrize(
-    ("setting", "level"),
-    [("synchronous_commit=off", Level.PROBLEM), (r"default_transaction_isolation=serializable", Level.WARNING)],
-)
-def test_how_bad_it_is(rig: Rig, setting: str, level: Level) -> None:
-    [bad] = [found for found in diagnose(rig.database(options=f"-c {setting}")) if found.is_bad]
-    assert bad.level is level
 
 
 def test_the_clock_of_the_server(rig: Rig) -> None:
@@ -204,12 +191,9 @@ def test_standbys_that_nobody_waits_for_are_told(rig: Rig, standby: PostgresServ
     with pytest.raises(BackendUnavailable, match="is a standby or read-only: name its primary, or all hosts with"):
         there.run(f"DELETE FROM {rig.schema}.messages")
     there.close()
-
-
-def test_the_primary_is_found_among_several_hosts(rig: Rig, standby: PostgresServer) -> None:
     hosts = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{rig.server.port}/postgres"
     database = rig.database(base=hosts, target_session_attrs="read-write")
-    assert database.run("SELECT pg_is_in_recovery()") == [(False,)]
+    assert database.run("SELECT pg_is_in_recovery()") == [(False,)], "the primary is found among several hosts"
 
 
 def migrated(database: Database) -> bool:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
-from postgres_explained import Explained, check_plans, compare, explained
+from postgres_explained import Explained, check_plans, compare_costs, explained, prepared, trips
 from postgres_rig import Rig
 from support.claims import claim, ids, post
 from support.jobs import QUEUE, a_job, numbered
@@ -19,7 +18,6 @@ from support.jobs import QUEUE, a_job, numbered
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import HeldClaim
 from jobpool.broker.values import MessageFilter, State, Verb
-from jobpool_backends.postgres.connection import Connection
 
 pytestmark = pytest.mark.xdist_group("postgres-million")  # one load after the other
 
@@ -46,38 +44,27 @@ UNION ALL
 SELECT %s, 'd' || lpad(to_hex(number), 31, '0'), 1000000000, 60000000, now, now + 1000000000 + number, '{6}', '{0}'
 FROM generate_series(1, %s) AS number, (SELECT {schema}.moment() AS now OFFSET 0) n;
 """
-_INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND indexname ~ '^(messages|claims)_'"
+TABLES = ("messages", "claims", "heads", "expiries")
 
 
-def prepared(rig: Rig, each: int, claims: int) -> Explained:
-    """Its connection has made its plans while the tables were known to be empty."""
-    rig.open().prepare()
-    for table in ("messages", "claims", "calls", "ended", "heads", "expiries"):
-        rig.ask(f"ALTER TABLE {{schema}}.{table} SET (autovacuum_enabled = off)")
-        rig.ask(f"VACUUM ANALYZE {{schema}}.{table}")
-    found = explained(rig)
-    costs(found)
-    rig.ask("TRUNCATE {schema}.messages, {schema}.claims, {schema}.heads, {schema}.expiries")
-    indexes = [row for row in rig.ask(_INDEXES, rig.schema) if not row[0].endswith("_pkey")]
-    for name, _ in indexes:
-        rig.ask(f"DROP INDEX {{schema}}.{name}")
-    rig.ask(_FILL, QUEUE, each)
-    rig.ask(_FILL_CLAIMS, QUEUE, claims)
-    for _, definition in indexes:
-        rig.ask(definition)
-    return found
+def filled(rig: Rig, each: int, claims: int) -> Explained:
+    def fill() -> None:
+        rig.ask(_FILL, QUEUE, each)
+        rig.ask(_FILL_CLAIMS, QUEUE, claims)
+
+    return prepared(rig, TABLES, costs, fill)
 
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[Explained]:
     with Rig(new=True) as rig:
-        yield prepared(rig, *FEW)
+        yield filled(rig, *FEW)
 
 
 @pytest.fixture(scope="module")
 def many() -> Iterator[tuple[Rig, Explained]]:
     with Rig(new=True) as rig:
-        yield rig, prepared(rig, *MANY)
+        yield rig, filled(rig, *MANY)
 
 
 def some_work(backend: QueueBackend) -> dict[str, Callable[[HeldClaim, list[str]], object]]:
@@ -133,14 +120,7 @@ def claim_into(kept: list[HeldClaim], backend: QueueBackend, max_claims: int) ->
 
 
 def test_the_cost_does_not_grow_with_claims_or_messages(few: Explained, many: tuple[Rig, Explained]) -> None:
-    """By plans from when the tables were empty, by those of a server that knows nothing, and of one that knows all."""
-    rig, early = many
-    expected = costs(few)
-    compare(expected, costs(early))
-    compare(expected, costs(explained(rig)))
-    rig.ask("ANALYZE {schema}.messages")
-    rig.ask("ANALYZE {schema}.claims")
-    compare(expected, costs(explained(rig)))
+    compare_costs(costs, few, many, ("messages", "claims"))
 
 
 def test_counts_go_no_further_than_they_say(many: tuple[Rig, Explained]) -> None:
@@ -168,12 +148,7 @@ def empty() -> Iterator[Explained]:
 def test_a_call_is_one_round_trip_and_no_more_statements_than_ever(
     empty: Explained, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    backend, waits = empty.backend, [0]
-    wait = Connection.wait
-
-    def counted(link: Connection, *arguments: Any, **named: Any) -> Any:
-        waits[0] += 1
-        return wait(link, *arguments, **named)
+    backend = empty.backend
 
     def steps() -> Iterator[tuple[str, Callable[[], object]]]:
         if kind == "post":
@@ -191,9 +166,5 @@ def test_a_call_is_one_round_trip_and_no_more_statements_than_ever(
         step()  # the first time looks at the catalogue
     for name, step in steps():
         empty.plans.clear()
-        waits[0] = 0
-        with monkeypatch.context() as patch:
-            patch.setattr(Connection, "wait", counted)
-            step()
-        assert (name, waits[0]) == (name, 1)
+        assert (name, trips(monkeypatch, step)) == (name, 1)
         assert len(empty.plans) <= STATEMENTS[name], name

@@ -6,12 +6,10 @@ any of these: who raises one here slows all of them down.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from postgres_explained import Explained, explained
+from postgres_explained import Explained, explained, trips
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
 
@@ -19,7 +17,6 @@ from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.leases import lease_columns
 
 Call = Callable[[PostgresBackend, Iterator[JobLease]], object]
@@ -55,19 +52,17 @@ CALLS: list[tuple[str, Call, int]] = [
 def found() -> Iterator[Explained]:
     with Rig(new=True) as rig:
         rig.open().prepare()
-        found = explained(rig)
-        found.backend._database.next_sweep = math.inf
-        yield found
+        yield explained(rig)
 
 
 @pytest.mark.parametrize(("call", "statements"), [pytest.param(*case[1:], id=case[0]) for case in CALLS])
-def test_a_call_that_asks_for_nothing_runs_no_more_statements_than_ever(
-    found: Explained, call: Call, statements: int
+def test_a_call_that_asks_for_nothing_is_one_round_trip_and_no_more_statements_than_ever(
+    found: Explained, monkeypatch: pytest.MonkeyPatch, call: Call, statements: int
 ) -> None:
     leases = some_leases(found.backend)
     call(found.backend, leases)  # the first time looks at the catalogue
     found.plans.clear()
-    call(found.backend, leases)
+    assert trips(monkeypatch, lambda: call(found.backend, leases)) == 1
     assert len(found.plans) <= statements
 
 
@@ -126,31 +121,6 @@ def test_a_lease_is_a_record_of_the_log_and_three_for_indexes_if_it_is_not_the_f
     )
     # Pages are pruned and split now and then, and a full one has no room for another version of its rows.
     assert records * 100 <= many["WAL Records"] - few["WAL Records"] < records * 100 + 60
-
-
-def trips(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
-    """How often `work` waits for the server."""
-    waits = 0
-    wait = Connection.wait
-
-    def count(link: Connection, *arguments: Any, **named: Any) -> Any:
-        nonlocal waits
-        waits += 1
-        return wait(link, *arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Connection, "wait", count)
-        work()
-    return waits
-
-
-@pytest.mark.parametrize("call", [pytest.param(case[1], id=case[0]) for case in CALLS])
-def test_a_call_that_asks_for_nothing_is_one_round_trip(
-    found: Explained, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
-    leases = some_leases(found.backend)
-    call(found.backend, leases)
-    assert trips(monkeypatch, lambda: call(found.backend, leases)) == 1
 
 
 def test_whatever_is_asked_of_the_key_store_is_one_round_trip(

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from postgres_explained import Explained, check_plans, compare, explained
+from postgres_explained import Explained, check_plans, compare_costs, explained, prepared
 from postgres_rig import Rig
 from support import tiers
 from support.jobs import QUEUE, a_job, numbered
@@ -40,47 +40,27 @@ _FILL = {
 """So many rows in each table, none of which is due to go within the test."""
 
 _FROM = "FROM generate_series(1, %s) AS n, (SELECT {schema}.moment() + 36000000000 AS later OFFSET 0) AS m"
-_INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND tablename = %s"
-
 _fresh = count()
 
 
-def fill(rig: Rig, each: int) -> None:
-    for table, columns in _FILL.items():
-        indexes = rig.ask(_INDEXES, rig.schema, table)
-        rig.ask(f"ALTER TABLE {{schema}}.{table} DROP CONSTRAINT {table}_pkey")
-        for name, _ in indexes:
-            rig.ask(f"DROP INDEX IF EXISTS {{schema}}.{name}")
-        rig.ask(f"INSERT INTO {{schema}}.{table} {columns} {_FROM}", each)
-        for name, definition in indexes:
-            rig.ask(definition)
-            if name.endswith("_pkey"):
-                rig.ask(f"ALTER TABLE {{schema}}.{table} ADD PRIMARY KEY USING INDEX {name}")
+def filled(rig: Rig, each: int) -> Explained:
+    def fill() -> None:
+        for table, columns in _FILL.items():
+            rig.ask(f"INSERT INTO {{schema}}.{table} {columns} {_FROM}", each)
 
-
-def prepared(rig: Rig, each: int) -> Explained:
-    """Its connection has made its plans while the tables were known to be empty."""
-    rig.open().prepare()
-    for table in ("messages", "calls", "ended", "heads", "sleepers", "evictions", *_FILL):
-        rig.ask(f"ALTER TABLE {{schema}}.{table} SET (autovacuum_enabled = off)")
-        rig.ask(f"VACUUM ANALYZE {{schema}}.{table}")
-    found = explained(rig)
-    costs(found)
-    rig.ask(f"TRUNCATE {', '.join(f'{{schema}}.{table}' for table in _FILL)}")
-    fill(rig, each)
-    return found
+    return prepared(rig, _FILL, costs, fill)
 
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[Explained]:
     with Rig(new=True) as rig:
-        yield prepared(rig, FEW)
+        yield filled(rig, FEW)
 
 
 @pytest.fixture(scope="module")
 def many() -> Iterator[tuple[Rig, Explained]]:
     with Rig(new=True) as rig:
-        yield rig, prepared(rig, MANY)
+        yield rig, filled(rig, MANY)
 
 
 def fresh() -> str:
@@ -202,15 +182,7 @@ def steps(found: Explained) -> dict[str, Callable[[], object]]:
 
 
 def test_the_cost_does_not_grow_with_what_is_kept(few: Explained, many: tuple[Rig, Explained]) -> None:
-    """By plans from when the tables were empty, by those of a server that knows nothing, and of one that knows all."""
-    rig, early = many
-    expected = costs(few)
-    compare(expected, costs(early))
-    compare(expected, costs(explained(rig)))
-    for table in _FILL:
-        rig.ask(f"ANALYZE {{schema}}.{table}")
-    compare(expected, costs(early))
-    compare(expected, costs(explained(rig)))
+    compare_costs(costs, few, many, _FILL)
 
 
 def test_results_are_found_by_their_ids_however_many_there_were_when_it_was_planned() -> None:

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 from at_once import at_once
 from postgres_rig import Rig, together
+from support.claims import a_post, claim, found, ids
 from support.jobs import QUEUE, a_job, new_lease
 
-from jobpool.broker.values import MessageFilter, NewBatch, Verb
+from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import MessageFilter, NewBatch, State, Verb
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
+from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres import schema as migrate
 from jobpool_backends.postgres.schema import VERSION
 
@@ -144,10 +148,24 @@ def test_an_older_schema_is_migrated_with_what_is_missing(rig: Rig, monkeypatch:
     assert rig.ask("SELECT n FROM {schema}.extra") == [(1,)]
 
 
+_LEFT_BEHIND = """
+INSERT INTO {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
+    SELECT now, now, 5, 0, true, true, name, 'reports', 'report',
+        convert_to('{"job":"report","payload":{},"queue":"reports"}', 'UTF8')
+    FROM unnest('{leased, failed, waits, last}'::text[]) AS name,
+        cast(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint) AS now;
+UPDATE {schema}.messages SET state = 2, fresh = false, deliveries = 1, holder = 7, ttl = 300000000,
+    deadline = enqueued_at + 300000000 WHERE id = 'leased';
+UPDATE {schema}.messages SET state = 3, fresh = false, deliveries = 1, died_at = enqueued_at, reason = 'timeout',
+    last_error = 'too late' WHERE id = 'failed';
+INSERT INTO {schema}.heads (queue, priority) VALUES ('reports', 5);
+INSERT INTO {schema}.calls SELECT 'fetch:reports:c1', enqueued_at + 60000000, '7' FROM {schema}.messages LIMIT 1;
+"""
+"""What the calls of versions 1 and 2 wrote that are below."""
 _USED_BY_VERSION_1 = """
 SELECT {schema}.enqueue_one(name, true, 'reports', 'report', 5::smallint, NULL,
     convert_to('{"job":"report","payload":{},"queue":"reports"}', 'UTF8'))
-FROM unnest('{acked, failed, waits}'::text[]) AS name;
+FROM unnest('{leased, failed, waits}'::text[]) AS name;
 SELECT * FROM {schema}.fetch('reports', 2, 300000000, 'c1', 7);
 SELECT {schema}.settle('c2', '{}', '{}', '{}', '{reports}', '{2}', '{7}', 'b', '{-1}', '{timeout}', '{too late}');
 """
@@ -156,6 +174,7 @@ _SHAPE = {
         SELECT table_name, column_name, data_type, is_nullable, column_default, collation_name
         FROM information_schema.columns WHERE table_schema = %s
     """,
+    "constraints": "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = %s::regnamespace",
     "indexes": "SELECT indexdef FROM pg_indexes WHERE schemaname = %s",
     "functions": "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = %s::regnamespace",
     "options": "SELECT relname, reloptions::text FROM pg_class WHERE relnamespace = %s::regnamespace",
@@ -195,10 +214,15 @@ def shape(rig: Rig) -> dict[str, set[str]]:
     return found
 
 
-def test_a_schema_of_version_1_becomes_what_a_new_one_is(rig: Rig) -> None:
-    make_version(rig, 1)
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_old_schema_becomes_what_a_new_one_is(rig: Rig, version: int) -> None:
+    make_version(rig, version)
+    rig.ask(_LEFT_BEHIND)
     before = shape(rig)
+    file = "SELECT pg_relation_filenode('{schema}.messages'::regclass)"
+    node = rig.ask(file)
     rig.open().prepare()
+    assert rig.ask(file) == node, "the table was not rewritten"
     assert versions(rig) == list(range(1, VERSION + 1))
     with Rig(new=True) as new:
         new.open().prepare()
@@ -209,9 +233,9 @@ def test_a_schema_of_version_1_becomes_what_a_new_one_is(rig: Rig) -> None:
 
 def test_what_version_1_left_behind_goes_on(rig: Rig) -> None:
     make_version(rig, 1)
-    rig.ask(_USED_BY_VERSION_1)
+    rig.ask(_LEFT_BEHIND)
     backend = rig.open()
-    assert [message.id for message in backend.list_messages()] == ["acked", "failed", "waits"]
+    assert [message.id for message in backend.list_messages()] == ["leased", "failed", "waits", "last"]
     [held] = backend._leases._leased("reports", lost_leases(rig), backend.clock.boot())
     guards = Guards(key="order-17")
     assert backend.keys.begin_many([(held, guards)])[0]
@@ -223,7 +247,7 @@ def test_what_version_1_left_behind_goes_on(rig: Rig) -> None:
     assert resumed.last_error == "too late"
     known = backend.enqueue(a_job(unique=True, idempotency_key="order-18"))
     assert backend.enqueue(a_job(unique=True, idempotency_key="order-18")) == known
-    assert backend.stats("reports").waiting == 3
+    assert backend.stats("reports").waiting == 4
 
 
 def lost_leases(rig: Rig) -> list[tuple[object, ...]]:
@@ -358,3 +382,53 @@ def test_a_schema_that_was_dropped_in_use_is_named(rig: Rig) -> None:
         backend.enqueue(a_job())
     backend.prepare()
     backend.enqueue(a_job())
+
+
+_CALLS_OF_VERSION_2 = {
+    "SELECT * FROM {schema}.stats('reports', 10000)": 6,
+    "SELECT seq, id, state, place FROM {schema}.look_through("
+    "NULL, '{0,1,2,3}', false, false, NULL, NULL, NULL, NULL, 0, 20, false, 20)": 4,
+    "SELECT * FROM {schema}.reap('reports', 5, 1, 0, 0, NULL, 1000)": 4,
+}
+"""What a connected pool of that version asks, and how many columns it takes."""
+
+
+@pytest.fixture
+def old(rig: Rig) -> Rig:
+    """A schema of version 2, as it was used."""
+    make_version(rig, 2)
+    rig.ask(_LEFT_BEHIND)
+    return rig
+
+
+def repeated_fetch(rig: Rig, backend: PostgresBackend) -> list[JobLease]:
+    """What the fetch of version 2 answered, asked for again."""
+    rows = rig.ask("SELECT * FROM {schema}.lease('reports', 2, 300000000, 'c1', 8)")
+    return backend._leases._leased("reports", rows, backend.clock.boot())
+
+
+def test_what_was_there_can_be_claimed_and_goes_on(old: Rig) -> None:
+    backend = old.open()
+    assert [message.id for message in backend.list_messages()] == ["leased", "failed", "waits", "last"]
+    [lease] = repeated_fetch(old, backend)
+    backend.claims.post("reports", [a_post(ident="posted", life=60.0)])
+    held = claim(backend)
+    assert ids(held.messages) == ["waits", "last", "posted"]
+    assert [message.claims for message in held.messages] == [1, 1, 1]
+    assert backend.claims.delete_many("reports", ["waits", "leased"], held.id) == [Deleted.DONE, Deleted.FORBIDDEN]
+    assert backend.claims.release("reports", held.id) == 2
+    assert backend.ack(lease) is Settled.OK
+    assert backend.bulk(MessageFilter(), Verb.RESUME) == 1
+    assert (found(backend, "failed").state, found(backend, "failed").last_error) == (State.WAITING, "too late")
+    assert ids(backend.fetch_many("reports", limit=5)) == ["failed", "last"]
+    assert backend.stats("reports").posted == 1
+
+
+def test_a_pool_of_version_2_that_is_connected_goes_on_beside_posts_and_claims(old: Rig) -> None:
+    backend = old.open()
+    backend.claims.post("reports", [a_post(), a_post()])
+    claim(backend, 2)
+    for sql, columns in _CALLS_OF_VERSION_2.items():
+        assert {len(row) for row in old.ask(sql)} <= {columns}, sql
+    assert old.ask("SELECT {schema}.settle('c3', '{reports}', '{1}', '{7}')") == [("o",)]
+    assert old.ask("SELECT id FROM {schema}.fetch('reports', 5, 300000000, 'c4', 9)") == []

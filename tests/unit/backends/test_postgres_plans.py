@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from postgres_explained import Explained, check_plans, explained
+from postgres_explained import Explained, check_plans, compare_costs, prepared
 from postgres_rig import Rig
 from support import tiers
 from support.jobs import QUEUE, a_job, numbered
@@ -35,45 +35,23 @@ SELECT now, now + CASE state WHEN 1 THEN 1000000000 ELSE 0 END, number %% 3, sta
     CASE state WHEN 3 THEN 'timeout' END
 FROM generate_series(1, %s) AS number, generate_series(0, 3) AS state, (SELECT {schema}.moment() AS now OFFSET 0) AS m
 """
-_INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND indexname LIKE 'messages_%%'"
 
 
-def fill(rig: Rig, each: int) -> None:
+def filled(rig: Rig, each: int) -> Explained:
     """So many messages in each of the four states; the server is not told what is in the table."""
-    indexes = [row for row in rig.ask(_INDEXES, rig.schema) if row[0] != "messages_pkey"]
-    for name, _ in indexes:
-        rig.ask(f"DROP INDEX {{schema}}.{name}")
-    rig.ask("ALTER TABLE {schema}.messages DROP CONSTRAINT messages_pkey")
-    rig.ask(_FILL, QUEUE, each)
-    rig.ask("ALTER TABLE {schema}.messages ADD PRIMARY KEY (id)")
-    for _, definition in indexes:
-        rig.ask(definition)
+    return prepared(rig, ("messages",), costs, lambda: rig.ask(_FILL, QUEUE, each))
 
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[Explained]:
     with Rig(new=True) as rig:
-        yield prepared(rig, FEW)
+        yield filled(rig, FEW)
 
 
 @pytest.fixture(scope="module")
 def million() -> Iterator[tuple[Rig, Explained]]:
     with Rig(new=True) as rig:
-        yield rig, prepared(rig, EACH)
-
-
-def prepared(rig: Rig, each: int) -> Explained:
-    """Its connection has made its plans while the tables were known to be empty."""
-    rig.open().prepare()
-    for table in ("messages", "calls", "ended", "heads", "sleepers"):
-        rig.ask(f"ALTER TABLE {{schema}}.{table} SET (autovacuum_enabled = off)")
-        rig.ask(f"VACUUM ANALYZE {{schema}}.{table}")
-    found = explained(rig)
-    costs(found)
-    rig.ask("TRUNCATE {schema}.messages, {schema}.calls, {schema}.ended, {schema}.heads")
-    rig.ask("VACUUM ANALYZE {schema}.messages")
-    fill(rig, each)
-    return found
+        yield rig, filled(rig, EACH)
 
 
 def costs(found: Explained) -> dict[str, int]:
@@ -145,20 +123,8 @@ def give_back(backend: PostgresBackend, leases: list[JobLease]) -> None:
     backend.settle_many([(lease, Release()) for lease in leases])
 
 
-def compare(few: dict[str, int], many: dict[str, int]) -> None:
-    grown = {name: (few[name], many[name]) for name in few if many[name] > few[name] * 1.5 + 5}
-    assert not grown
-
-
 def test_the_cost_does_not_grow_with_the_messages(few: Explained, million: tuple[Rig, Explained]) -> None:
-    """By plans from when the tables were empty, by those of a server that knows nothing, and of one that knows all."""
-    rig, early = million
-    expected = costs(few)
-    compare(expected, costs(early))
-    compare(expected, costs(explained(rig)))
-    rig.ask("ANALYZE {schema}.messages")
-    compare(expected, costs(early))
-    compare(expected, costs(explained(rig)))
+    compare_costs(costs, few, million, ["messages"], 1.5, 5)
 
 
 def test_stats_count_no_further_than_they_say(million: tuple[Rig, Explained]) -> None:

@@ -16,9 +16,11 @@ from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
+from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, enqueue, inspect
+from jobpool_backends.postgres import leases as leases_module
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
 
 Connection = psycopg.Connection[Any]
@@ -542,20 +544,6 @@ def test_sweeping_goes_on_beside_the_calls(rig: Rig, backend: PostgresBackend) -
 # --- texts and filters --------------------------------------------------------------------------------------
 
 
-def test_odd_texts_are_kept_as_well_as_they_can_be(backend: PostgresBackend) -> None:
-    backend.enqueue_many(numbered(3))
-    one, two, three = backend.fetch_many(QUEUE, limit=3)
-    odd = "a\0b \ud800 Zürich \U0001f600"
-    assert all(backend.settle_many([(one, Nack(0.0, odd)), (two, Abandon(odd, odd)), (three, Forfeit(odd))]))
-    kept = "a\ufffdb \\ud800 Zürich \U0001f600"
-    first, second, third = backend.list_messages()
-    assert (first.last_error, second.reason, second.last_error, third.cause) == (kept, kept, kept, kept)
-    assert [message.id for message in backend.list_messages(MessageFilter(reason=odd))] == [second.id]
-    assert len(backend.list_messages(MessageFilter(text="ZÜRICH"))) == 3
-    for where in (MessageFilter(handler="\0"), MessageFilter(queue="\ud800"), MessageFilter(ids=("\0",))):
-        assert backend.count(where) == 0
-
-
 def test_a_body_that_is_no_text_can_be_looked_for(rig: Rig, backend: PostgresBackend) -> None:
     ident = backend.enqueue(a_job())
     rig.ask("UPDATE {schema}.messages SET body = '\\xff00fe4d61524b'")
@@ -588,16 +576,6 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     assert 0 < count < len(rare)
     assert backend.bulk(dead, Verb.RETRY) == count
     assert backend.count(MessageFilter(states=(State.DEAD,))) == 200 - count
-
-
-def test_ids_of_a_filter_come_in_pages_too(backend: PostgresBackend) -> None:
-    known = backend.enqueue_many(numbered(30))
-    where = MessageFilter(ids=tuple(reversed(known[::2])))
-    page = backend.list_messages(where, limit=4)
-    rest = backend.list_messages(where, after=page[-1].cursor, limit=100)
-    assert [message.id for message in page + rest] == known[::2]
-    assert backend.bulk(where, Verb.DELETE, limit=3) == 3
-    assert backend.count(where) == 12
 
 
 def test_fallen_due_and_not_fetched_since_it_waits_for_whoever_looks(rig: Rig, backend: PostgresBackend) -> None:
@@ -639,3 +617,48 @@ def test_a_search_path_of_somebody_elses_changes_nothing(rig: Rig, backend: Post
         assert drain(backend) == [0, 1, 2]
     finally:
         rig.ask(f"DROP SCHEMA {rig.schema}_x CASCADE")
+
+
+def take(backend: PostgresBackend, count: int) -> list[JobLease]:
+    backend.enqueue_many(numbered(count))
+    return backend.fetch_many(QUEUE, limit=count, ttl=300.0)
+
+
+def bury(backend: PostgresBackend, count: int) -> list[JobLease]:
+    leases = take(backend, count)
+    assert set(backend.settle_many([(lease, Abandon("failed")) for lease in leases])) == {Settled.OK}
+    return leases
+
+
+def test_a_cap_that_is_set_late_is_reached_piece_by_piece(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    bury(rig.open(), 40)
+    monkeypatch.setattr(leases_module, "_EVICT_BATCH_MESSAGES", 3)
+    capped = rig.open(dead_max=4)
+    capped.reap(QUEUE)
+    assert (capped.stats(QUEUE).dead, capped.evicted(QUEUE)) == (25, 15)
+    while capped.stats(QUEUE).dead > 4:
+        capped.reap(QUEUE)
+    assert capped.evicted(QUEUE) == 36
+
+
+def test_several_pools_that_evict_at_once_count_each_letter_once(rig: Rig) -> None:
+    bury(rig.open(), 300)
+    pools = [rig.open(dead_max=10, timeout=30) for _ in range(6)]
+    together(6, lambda number: pools[number].reap(QUEUE))
+    pools[0].reap(QUEUE)
+    assert (pools[0].stats(QUEUE).dead, pools[0].evicted(QUEUE)) == (10, 290)
+
+
+def test_an_eviction_that_fails_does_not_hide_the_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = rig.open(dead_max=1)
+    leases = take(backend, 2)
+
+    def fail(*_: object) -> None:
+        raise BackendUnavailable("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._leases, "_shorten", fail)
+        assert backend.settle_many([(lease, Abandon("failed")) for lease in leases]) == [Settled.OK] * 2
+    assert backend.stats(QUEUE).dead == 2
+    backend.reap(QUEUE)
+    assert backend.stats(QUEUE).dead == 1

@@ -32,17 +32,16 @@ def told() -> str:
     return schema.__doc__
 
 
-def test_the_docstring_tells_of_every_column_of_the_messages(rig: Rig, told: str) -> None:
+def test_the_docstring_tells_of_the_columns_and_states_of_messages_and_of_every_index(rig: Rig, told: str) -> None:
     columns = {name for table, name, _ in rig.ask(_COLUMNS, rig.schema) if table == "messages"}
     section = told.partition("`messages`: ")[2].partition("Its indexes")[0]
     assert not [name for name in columns if not re.search(rf"\b{name}\b", section)]
-
-
-def test_the_docstring_tells_of_every_index(rig: Rig, told: str) -> None:
     sql = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND tablename = 'messages'"
     indexes = dict(rig.ask(sql, rig.schema))
     listed = dict(re.findall(r"^    (messages_\w+)\s+\((.*?)\)", told, flags=re.MULTILINE))
     assert listed == {name: re.search(r"USING btree \((.*?)\)", sql)[1] for name, sql in indexes.items()}  # type: ignore[index]
+    numbers = (schema.WAITING, schema.DELAYED, schema.LEASED, schema.DEAD)
+    assert "{} waiting, {} delayed, {} leased, {} dead".format(*numbers) in told
 
 
 def test_every_function_that_the_package_calls_has_the_settings_that_keep_its_plans(rig: Rig) -> None:
@@ -57,11 +56,6 @@ def test_every_function_that_the_package_calls_has_the_settings_that_keep_its_pl
     for name in settled:
         assert "enable_seqscan=off" in functions[name]
         assert "jit=off" in functions[name]
-
-
-def test_states_have_the_numbers_that_the_docstring_tells(told: str) -> None:
-    numbers = (schema.WAITING, schema.DELAYED, schema.LEASED, schema.DEAD)
-    assert "{} waiting, {} delayed, {} leased, {} dead".format(*numbers) in told
 
 
 def test_nothing_is_left_to_fill_in_but_the_schema(rig: Rig) -> None:

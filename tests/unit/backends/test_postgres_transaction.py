@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -154,24 +154,15 @@ def test_the_callers_connection_keeps_its_ways(rig: Rig, backend: PostgresBacken
     assert backend.stats(QUEUE).pending == 0
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_autocommit_is_refused_outside_a_transaction_alone(rig: Rig, backend: PostgresBackend, pipelined: bool) -> None:
+def test_in_a_pipeline_autocommit_is_refused_outside_a_transaction_alone(rig: Rig, backend: PostgresBackend) -> None:
     connection = rig.connect(autocommit=True)
-    with connection.pipeline() if pipelined else nullcontext():
+    with connection.pipeline():
         with pytest.raises(ConfigurationError, match=r"in autocommit, with no .*: work within `with connection.trans"):
             backend.enqueue_in(connection, [a_job()])
         with connection.transaction():
             backend.enqueue_in(connection, [a_job()])
             assert backend.stats(QUEUE).waiting == 0
     assert backend.stats(QUEUE).waiting == 1
-
-
-def test_it_works_in_a_pipeline_too(backend: PostgresBackend, connection: Connection) -> None:
-    with connection.pipeline():
-        backend.enqueue_in(connection, [a_job()])
-        backend.enqueue_in(connection, [a_job()])
-        connection.commit()
-    assert backend.stats(QUEUE).waiting == 2
 
 
 def test_errors_of_the_database_are_the_callers(backend: PostgresBackend, connection: Connection) -> None:
@@ -238,15 +229,14 @@ def test_a_schema_that_was_made_anew_is_found_again() -> None:
         ("somewhere", r"pass the one that psycopg.connect\(\) gave"),
     ],
 )
-def test_what_is_no_connection_is_refused_with_the_mend(backend: PostgresBackend, module: str, told: str) -> None:
+def test_what_is_no_connection_is_refused_with_the_mend(
+    backend: PostgresBackend, connection: Connection, module: str, told: str
+) -> None:
     kind = type("Session", (), {"__module__": module})
     with pytest.raises(
         ConfigurationError, match=rf"of psycopg 3 \(psycopg.Connection\), not a {module}.Session: .*{told}"
     ):
         backend.enqueue_in(kind(), [a_job()])
-
-
-def test_an_asynchronous_connection_and_a_cursor_are_refused(backend: PostgresBackend, connection: Connection) -> None:
     with pytest.raises(ConfigurationError, match=r"not a psycopg.Cursor: pass the connection itself, and not an asyn"):
         backend.enqueue_in(connection.cursor(), [a_job()])
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from postgres_rig import Rig
-from support.jobs import QUEUE, a_job, at, new_lease
+from support.jobs import QUEUE, a_job, at
 from support.servers import PostgresServer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
-from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.postgres import PostgresBackend, wait
 from jobpool_backends.postgres.wait import LOOK_INTERVAL_S, UNNOTIFIED_LOOK_INTERVAL_S, channel
@@ -61,27 +60,6 @@ def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None
         delays.append(time.monotonic() - started)
         assert len(producer.fetch_many(QUEUE, limit=5)) == 1
     assert sorted(delays)[7] < LOOK_INTERVAL_S / 10
-
-
-@pytest.mark.parametrize("verb", ["enqueue_many", "release", "nack", "retry of a dead letter", "reap"])
-def test_whatever_makes_a_message_fetchable_wakes(rig: Rig, threads: ThreadPoolExecutor, verb: str) -> None:
-    backend, other = rig.open(), rig.open()
-    lease = new_lease(other)
-    if verb == "retry of a dead letter":
-        other.abandon(lease, "by mistake")
-    if verb == "reap":
-        other.forfeit(lease, "SIGSEGV")
-    found = asleep(rig, backend, threads)
-    started = Stopwatch()
-    {
-        "enqueue_many": lambda: other.enqueue_many([a_job() for _ in range(200)]),
-        "release": lambda: other.release(lease),
-        "nack": lambda: other.nack(lease),
-        "retry of a dead letter": lambda: other.bulk(MessageFilter(), Verb.RETRY),
-        "reap": lambda: other.reap(QUEUE),
-    }[verb]()
-    assert found.result(10.0) == QUEUE
-    assert started.seconds() < LOOK_INTERVAL_S + SLACK
 
 
 def test_nobody_rings_while_nobody_sleeps(rig: Rig) -> None:
@@ -226,16 +204,6 @@ def test_a_delay_is_slept_out_to_the_moment(rig: Rig, listen: str) -> None:
         assert late[-1] - watch.stalled() < LOOK_INTERVAL_S + SLACK
         assert len(backend.fetch_many(QUEUE, limit=1)) == 1
     assert 0 <= min(late) < 0.05
-
-
-def test_traffic_of_other_queues_wakes_nobody(rig: Rig, threads: ThreadPoolExecutor) -> None:
-    backend, producer = rig.open(), rig.open()
-    found = asleep(rig, backend, threads)
-    for _ in range(30):
-        producer.enqueue(a_job(queue="mails"))
-    assert not found.done()
-    producer.enqueue(a_job())
-    assert found.result(10.0) == QUEUE
 
 
 @pytest.mark.parametrize("listen", ["auto", "no"])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import orjson
 import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
-from jobpool.broker.packing import pack
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import BATCH_MEMORY_S
@@ -60,36 +58,6 @@ def test_what_is_left_after_its_end_expires(rig: Rig) -> None:
         lasts = rig.call("PTTL", rig.keys.shared("", f"{name}:{BATCH}")) / 1000
         assert BATCH_MEMORY_S - 60 < lasts <= BATCH_MEMORY_S
     assert rig.call("HMGET", rig.keys.shared("", f"batch:{BATCH}"), "on_done", "on_success") == [None, None]
-
-
-def test_a_callback_is_told_in_json_what_its_batch_has_become(rig: Rig) -> None:
-    """Ids with slashes, and a name in letters of another alphabet, are the same on the other side."""
-    backend = rig.open()
-    name = 'Größe "7"/\u4e2d'
-    job = JobDefinition("finish", {"of": "it"}, queue="done", idempotency_key="k", unique=True)
-    done = pack(backend, job, "told", callback_of=name)
-    backend.batches.open(NewBatch(name, on_done=done, on_success=done))
-    backend.enqueue(a_job(batch=name, identifier="shop/17"))
-    backend.batches.close(name)
-    backend.abandon(take(backend)[0], "failed")
-    [lease] = take(backend, 5, "done")
-    assert (lease.id, orjson.loads(lease.body)["payload"]) == (done.id, {"of": "it"})
-    assert lease.envelope.ended == {
-        "id": name,
-        "total": 1,
-        "succeeded": 0,
-        "failed": 1,
-        "cancelled": 0,
-        "failed_ids": ["shop/17"],
-    }
-
-
-def test_callbacks_obey_unique_keys_and_delays(rig: Rig) -> None:
-    backend = rig.open()
-    both = [backend.pack(JobDefinition("finish", queue="done", idempotency_key="k", unique=True)) for _ in range(2)]
-    backend.batches.open(NewBatch(BATCH, None, *both))
-    backend.batches.close(BATCH)
-    assert [lease.id for lease in take(backend, 5, "done")] == [both[0].id]
 
 
 @pytest.mark.parametrize("way", ["claim", "limit", "pop", "reap"])

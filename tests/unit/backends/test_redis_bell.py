@@ -134,13 +134,6 @@ def test_who_was_woken_and_died_is_made_good_by_the_next_look(rig: Rig, executor
     assert started.seconds() < 2.0
 
 
-def test_closing_ends_the_waits(rig: Rig, executor: ThreadPoolExecutor) -> None:
-    backend = rig.open()
-    [wait] = asleep(rig, executor, backend)
-    backend.close()
-    assert wait.result(5.0) is None
-
-
 def test_without_a_queue_there_is_only_the_time_to_wait_for(rig: Rig) -> None:
     started = time.monotonic()
     assert rig.open().wait_any([], 0.1) is None

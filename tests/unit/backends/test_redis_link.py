@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,16 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
+from redis_rig import Rig, take
 from support.descriptors import open_descriptors
+from support.jobs import QUEUE, a_job
 from support.servers import RedisServer, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
+from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.connections import Link, Script, ServerLink
 
@@ -83,12 +88,9 @@ def test_a_script_s_own_error_goes_through_as_it_is_and_costs_no_connection(link
     assert connections(link) == before
 
 
-def test_several_commands_go_in_one_round_trip(link: Link, key: str) -> None:
+def test_several_commands_go_in_one_round_trip_and_their_first_error_is_raised_after_all(link: Link, key: str) -> None:
     assert link.call_many([("SET", key, 7), ("INCR", key), ("GET", key), ("GET", "nothing")]) == [b"OK", 8, b"8", None]
     assert link.call_many([]) == []
-
-
-def test_of_several_commands_the_first_error_is_raised_after_all_were_done(link: Link, key: str) -> None:
     with pytest.raises(BackendUnavailable, match="remove that key"):
         link.call_many([("SET", key, "x"), ("LPUSH", key, 1), ("INCR", key), ("APPEND", key, "y")])
     assert link.call("GET", key) == b"xy"
@@ -117,13 +119,10 @@ def test_a_unix_socket(server: RedisServer) -> None:
 # --- waiting -----------------------------------------------------------------------------------------------
 
 
-def test_a_bell_that_rang_before_is_heard_at_once_and_taken(link: Link, key: str) -> None:
+def test_a_bell_that_rang_before_is_heard_at_once_and_taken_and_then_none(link: Link, key: str) -> None:
     link.call("RPUSH", key, 1)
     assert link.wait_pop(["other", key], 30.0) == key
     assert link.call("EXISTS", key) == 0
-
-
-def test_nothing_is_heard_when_no_bell_rings(link: Link, key: str) -> None:
     began = Stopwatch()
     assert link.wait_pop([key], 0.05) is None
     assert began.elapsed() > 0.04
@@ -168,15 +167,6 @@ def test_closing_wakes_who_waits(open_link: Open, key: str) -> None:
                 wait.result(1.0)
 
 
-def test_a_closed_link_says_so_and_may_be_closed_again(link: Link, server: RedisServer) -> None:
-    link.call("PING")
-    link.close()
-    link.close()
-    for call in (lambda: link.call("PING"), lambda: link.run(ADD, ["k"], [1]), lambda: link.wait_pop(["k"], 1.0)):
-        with pytest.raises(BackendUnavailable, match=f"Redis at 127.0.0.1:{server.port} was closed"):
-            call()
-
-
 def test_closing_leaves_no_connection_open(open_link: Open, key: str) -> None:
     other = open_link()
     before = connections(other)
@@ -187,23 +177,6 @@ def test_closing_leaves_no_connection_open(open_link: Open, key: str) -> None:
     assert connections(other) > before
     link.close()
     wait_until(lambda: connections(other) == before, what="all are closed")
-
-
-def test_a_link_does_not_cross_a_fork(open_link: Open) -> None:
-    link = open_link()
-    link.call("PING")
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            link.call("PING")
-        except ConfigurationError as error:
-            status = 0 if f"process {os.getppid()}, before a fork" in str(error) else 2
-        finally:
-            link.close()
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert link.call("PING") == b"PONG"  # what the child closed was its own
 
 
 # --- many threads, many connections ------------------------------------------------------------------------
@@ -263,15 +236,6 @@ def own_link(own: RedisServer) -> Iterator[Link]:
     link = ServerLink(Endpoint(own.host, own.port, timeout=0.3, connect_timeout=0.3))
     yield link
     link.close()
-
-
-def test_a_server_that_is_gone_is_named_with_host_port_and_mend(own: RedisServer, own_link: Link) -> None:
-    own_link.call("PING")
-    own.kill()
-    text = f"Redis at 127.0.0.1:{own.port} refuses connections: nothing listens there. Start Redis, or mend the address"
-    for _ in range(2):
-        with pytest.raises(BackendUnavailable, match=text):
-            own_link.call("PING")
 
 
 def test_work_goes_on_when_the_server_is_back(own: RedisServer, own_link: Link) -> None:
@@ -357,3 +321,59 @@ def test_a_full_descriptor_table_is_named(own_link: Link, tmp_path: Path) -> Non
         for file in held:
             file.close()
     assert own_link.call("PING") == b"PONG"
+
+
+def test_two_prefixes_share_nothing(server: RedisServer) -> None:
+    with Rig(server) as one, Rig(server) as other:
+        one.open().enqueue(a_job(identifier="order-17"))
+        assert other.open().queues() == []
+        other.open().enqueue(a_job("mine", identifier="order-17"))
+        [lease] = take(other.open())
+        assert lease.envelope.payload == "mine"
+
+
+def test_options_may_stand_in_the_url_or_beside_it_which_wins(server: RedisServer) -> None:
+    with Rig(server) as rig:
+        backend = open_backend(f"{server.url}?prefix=elsewhere&dead_max=1&dead_max_age=60.5", prefix=rig.prefix)
+        backend.enqueue(a_job())
+        assert rig.open().stats(QUEUE).waiting == 1
+        backend.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "{a}", "a*", "-a", "x" * 101, 7])
+def test_an_odd_prefix_is_refused(server: RedisServer, prefix: object) -> None:
+    with pytest.raises(ConfigurationError, match="option prefix"):
+        RedisBackend.from_url(server.url, prefix=prefix)
+
+
+class _OldServer(socketserver.BaseRequestHandler):
+    """Answers every command as a Redis of 2020 answers INFO."""
+
+    def handle(self) -> None:
+        info = b"# Server\r\nredis_version:6.0.16\r\n"
+        while self.request.recv(4096):
+            self.request.sendall(b"$%d\r\n%s\r\n" % (len(info), info))
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OldServer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"redis://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_is_too_old_is_told_so_plainly(old_server: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"version 6\.0\.16, and jobpool needs Redis 6\.2 or later: upgrade"):
+        RedisBackend.from_url(old_server)
+
+
+def test_prepare_and_ping_ask_the_server(server: RedisServer) -> None:
+    with Rig(server) as rig:
+        backend = rig.open()
+        backend.prepare()
+        backend.ping()
+        assert rig.names() == set()
+        assert any("appendonly" in caution for caution in backend.cautions())

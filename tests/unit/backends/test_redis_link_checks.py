@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.servers import RedisServer
 from support.servers.redis_server import DURABLE
+from support.tables import row
 from support.waiting import wait_until
 
 from jobpool.broker.finding import Finding, Level, cautions_of
@@ -163,8 +164,16 @@ def link_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         server.close()
 
 
-def test_a_durable_server_gives_no_caution(link_to: Any) -> None:
-    assert cautions_of(diagnose(link_to(DURABLE))) == []
+def test_a_durable_server_gives_no_caution_and_a_line_a_check_in_one_round_trip(link_to: Any) -> None:
+    link = link_to(DURABLE)
+    before = _reads(link)
+    found: list[Finding] = diagnose(link)
+    assert _reads(link) - before == 2  # the survey, and this question
+    assert cautions_of(found) == []
+    assert {finding.check: finding.level for finding in found} == {
+        "redis.eviction": Level.OK,
+        "redis.persistence": Level.OK,
+    }
 
 
 def test_a_forgetful_server_is_named_and_its_settings_too(link_to: Any) -> None:
@@ -179,42 +188,33 @@ def test_the_defaults_of_redis_save_now_and_then(link_to: Any) -> None:
     assert "appendonly no, save 3600 1 300 100 60 10000: a crash" in caution
 
 
-def test_a_master_with_a_replica_that_it_does_not_wait_for(link_to: Any, tmp_path_factory: Any) -> None:
+def test_a_master_with_a_replica_that_it_does_not_wait_for_is_told_and_the_replica_too(
+    link_to: Any, tmp_path_factory: Any
+) -> None:
     link = link_to(DURABLE)
-    host, port = link.place.host, link.place.port
-    with RedisServer(tmp_path_factory.mktemp("replica"), config={"replicaof": f"{host} {port}"}):
+    config = DURABLE | {"replicaof": f"{link.place.host} {link.place.port}"}
+    with RedisServer(tmp_path_factory.mktemp("replica"), config=config) as replica:
         wait_until(lambda: b"connected_slaves:1" in link.call("INFO", "replication"), what="the replica is there")
         [caution] = cautions_of(diagnose(link))
         assert "1 replica, min-replicas-to-write 0: a failover loses" in caution
         link.call("CONFIG", "SET", "min-replicas-to-write", 1)
         assert cautions_of(diagnose(link)) == []
-
-
-def test_config_may_be_forbidden(link_to: Any) -> None:
-    link = link_to(DURABLE)
-    link.call("ACL", "SETUSER", "default", "-config")
-    [caution] = cautions_of(diagnose(link))
-    assert "CONFIG is forbidden, so what a crash of the server can lose could not be checked" in caution
-
-
-def test_info_may_be_forbidden_too(link_to: Any) -> None:
-    link = link_to(DURABLE)
-    link.call("ACL", "SETUSER", "default", "-info")
-    assert {finding.check: finding.level for finding in diagnose(link)} == {
-        "redis.eviction": Level.NOTE,
-        "redis.persistence": Level.WARNING,
-    }
-
-
-def test_a_replica_is_told(link_to: Any, tmp_path_factory: Any) -> None:
-    link = link_to(DURABLE)
-    door = link.place
-    config = DURABLE | {"replicaof": f"{door.host} {door.port}"}
-    with RedisServer(tmp_path_factory.mktemp("replica"), config=config) as replica:
         there = ServerLink(Endpoint(replica.host, replica.port))
         [caution] = cautions_of(diagnose(there))
         there.close()
     assert "the server is a replica: nothing can be enqueued or fetched" in caution
+
+
+def test_config_and_info_may_be_forbidden(link_to: Any) -> None:
+    link = link_to(DURABLE)
+    link.call("ACL", "SETUSER", "default", "-config")
+    [caution] = cautions_of(diagnose(link))
+    assert "CONFIG is forbidden, so what a crash of the server can lose could not be checked" in caution
+    link.call("ACL", "SETUSER", "default", "+config", "-info")
+    assert {finding.check: finding.level for finding in diagnose(link)} == {
+        "redis.eviction": Level.NOTE,
+        "redis.persistence": Level.WARNING,
+    }
 
 
 def test_a_user_who_may_only_read_and_a_full_server_take_no_writes(link_to: Any) -> None:
@@ -253,37 +253,16 @@ def test_the_clock_of_a_server(link_to: Any, tmp_path_factory: Any) -> None:
         link.close()
 
 
-def test_every_check_has_a_line_when_all_is_well(link_to: Any) -> None:
-    found: list[Finding] = diagnose(link_to(DURABLE))
-    assert {finding.check: finding.level for finding in found} == {
-        "redis.eviction": Level.OK,
-        "redis.persistence": Level.OK,
-    }
-
-
-def test_all_is_asked_in_one_round_trip(link_to: Any) -> None:
-    link = link_to()
-    before = _reads(link)
-    diagnose(link)
-    assert _reads(link) - before == 2  # the survey, and this question
-
-
 def _reads(link: Link) -> int:
     stats = link.call("INFO", "stats").decode().splitlines()
     return next(int(line.split(":")[1]) for line in stats if line.startswith("total_reads_processed"))
 
 
-def test_a_server_that_is_new_enough(link_to: Any) -> None:
+def test_a_server_that_is_too_old_is_refused(link_to: Any) -> None:
     check_version(link_to())
-
-
-@pytest.mark.parametrize("version", ["6.0.16", "5.0.14", "2.8"])
-def test_a_server_that_is_too_old(version: str) -> None:
-    text = rf"Redis at here is version {version}, and jobpool needs Redis 6.2 or later: upgrade it"
-    with pytest.raises(ConfigurationError, match=text):
+    for version in ("6.2.0", "7.0.15", "8.2.1", "10.0.0", "255.255.255", ""):
         require_version("Redis at here", {"redis_version": version})
-
-
-@pytest.mark.parametrize("version", ["6.2.0", "7.0.15", "8.2.1", "10.0.0", "255.255.255", ""])
-def test_a_version_that_will_do(version: str) -> None:
-    require_version("Redis at here", {"redis_version": version})
+    for version in ("6.0.16", "5.0.14", "2.8"):
+        text = rf"Redis at here is version {version}, and jobpool needs Redis 6.2 or later: upgrade it"
+        with row(version), pytest.raises(ConfigurationError, match=text):
+            require_version("Redis at here", {"redis_version": version})

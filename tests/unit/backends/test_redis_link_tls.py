@@ -86,9 +86,14 @@ def ours(certificates: Certificates, name: str = "client") -> dict[str, str]:
     return {"ssl_certfile": certificates.path(f"{name}.crt"), "ssl_keyfile": certificates.path(f"{name}.key")}
 
 
-def test_both_sides_are_known(certificates: Certificates, port: int) -> None:
+def test_both_sides_are_known_and_the_host_unless_told_otherwise(certificates: Certificates, port: int) -> None:
     trusted = {"ssl_ca_certs": certificates.path("ca.crt"), **ours(certificates)}
     assert ask(f"rediss://:{PASSWORD}@localhost:{port}", **trusted) == b"PONG"
+    address = f"rediss://:{PASSWORD}@127.0.0.1:{port}"
+    with pytest.raises(ConfigurationError, match=r"not accepted \(IP address mismatch.*\): .* or mend the host"):
+        ask(address, **trusted)
+    assert ask(f"{address}?ssl_check_hostname=no", **trusted) == b"PONG"
+    assert ask(f"{address}?ssl_cert_reqs=none", **ours(certificates)) == b"PONG"
 
 
 def test_who_is_not_trusted_is_not_talked_to(certificates: Certificates, port: int) -> None:
@@ -99,17 +104,6 @@ def test_who_is_not_trusted_is_not_talked_to(certificates: Certificates, port: i
             ask(f"rediss://:{PASSWORD}@localhost:{port}", **authority, **ours(certificates))
         assert f"Redis at localhost:{port}" in str(told.value)
         assert PASSWORD not in str(told.value)
-
-
-def test_a_certificate_for_another_host_is_not_accepted_unless_told(certificates: Certificates, port: int) -> None:
-    given = {"ssl_ca_certs": certificates.path("ca.crt"), **ours(certificates)}
-    with pytest.raises(ConfigurationError, match=r"not accepted \(IP address mismatch.*\): .* or mend the host"):
-        ask(f"rediss://:{PASSWORD}@127.0.0.1:{port}", **given)
-    assert ask(f"rediss://:{PASSWORD}@127.0.0.1:{port}?ssl_check_hostname=no", **given) == b"PONG"
-
-
-def test_verifying_can_be_switched_off(certificates: Certificates, port: int) -> None:
-    assert ask(f"rediss://:{PASSWORD}@127.0.0.1:{port}?ssl_cert_reqs=none", **ours(certificates)) == b"PONG"
 
 
 def test_our_certificate_where_it_is_wanted(certificates: Certificates, port: int, wants_ours: str) -> None:
@@ -124,13 +118,15 @@ def test_our_certificate_where_it_is_wanted(certificates: Certificates, port: in
             ask(url, **trusted, **given)
 
 
-def test_no_tls_to_a_port_that_wants_it(port: int) -> None:
-    with pytest.raises(BackendUnavailable, match=r"if the port wants TLS, write rediss://") as told:
-        ask(f"redis://:{PASSWORD}@localhost:{port}")
-    assert PASSWORD not in str(told.value)
-
-
-def test_tls_to_a_port_that_speaks_none() -> None:
-    with pytest.raises((BackendUnavailable, ConfigurationError), match=r"write redis://") as told:
-        ask(f"rediss://:{PASSWORD}@localhost:{shared_redis().port}", connect_timeout=0.5)
-    assert PASSWORD not in str(told.value)
+def test_tls_is_spoken_where_it_is_wanted_and_nowhere_else(port: int) -> None:
+    for url, kinds, text in [
+        (f"redis://:{PASSWORD}@localhost:{port}", BackendUnavailable, "if the port wants TLS, write rediss://"),
+        (
+            f"rediss://:{PASSWORD}@localhost:{shared_redis().port}",
+            (BackendUnavailable, ConfigurationError),
+            "write redis://",
+        ),
+    ]:
+        with pytest.raises(kinds, match=text) as told:
+            ask(url, connect_timeout=0.5)
+        assert PASSWORD not in str(told.value)

@@ -6,14 +6,12 @@ from collections.abc import Collection, Iterator
 
 import pytest
 from redis_rig import Rig, take
-from support.claims import found
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker.values import MessageFilter, NewMessage, Verb
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.redis import RedisClusterBackend
-from jobpool_backends.redis.records import read_entry, write_entry
+from jobpool_backends.redis.records import read_entry
 
 
 class Spread(RedisClusterBackend):
@@ -48,23 +46,6 @@ def test_an_id_is_unique_in_its_queue(rig: Rig) -> None:
     assert backend.queues() == ["mails", QUEUE]
 
 
-def test_lists_counts_and_verbs_go_over_all_queues(rig: Rig) -> None:
-    backend = rig.open()
-    known = {backend.enqueue(a_job(number, queue=f"q{number % 3}")) for number in range(20)}
-    seen: list[str] = []
-    after = None
-    while page := backend.list_messages(after=after, limit=3):
-        seen += [message.id for message in page]
-        after = page[-1].cursor
-    assert len(seen) == 20
-    assert set(seen) == known
-    assert backend.count(MessageFilter(ids=tuple(known))) == 20
-    message = found(backend, seen[7])
-    assert message.id == seen[7]
-    assert backend.wait_any(["empty", "q2"], 0.0) == "q2"
-    assert backend.bulk(MessageFilter(), Verb.DELETE) == 20
-
-
 def test_messages_of_one_moment_in_two_queues_are_both_on_the_pages(rig: Rig) -> None:
     backend = rig.open()
     for queue in ("one", "two", "three"):
@@ -94,12 +75,6 @@ def test_follow_ups_of_the_same_queue_are_added_and_the_others_stand_in_its_outb
     message = read_entry(entry)
     assert (message.queue, message.priority, message.due, message.given) == ("mails", 3, 4_000_000_000.125, True)
     assert b'"there"' in message.body
-
-
-@pytest.mark.parametrize("due", [None, 0.0, 1_700_000_000.000001])
-def test_an_entry_of_the_outbox_gives_its_message_back(due: float | None) -> None:
-    message = NewMessage("id-1", True, QUEUE, "make a report", 255, due, b'{"a":\n"\x00\xff"}')
-    assert read_entry(write_entry(message)) == message
 
 
 def test_guards_and_unique_keys_stay_in_the_slot_of_their_queue(rig: Rig) -> None:

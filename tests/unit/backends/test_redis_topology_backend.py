@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from jobpool.broker.values import MessageFilter
 from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Ack, Move, Settled
+from jobpool.message.settlement import Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.cluster_connections import slot_of
 from jobpool_backends.redis.keyspace import KeyNames
@@ -82,6 +83,17 @@ def node_of(cluster: RedisCluster, queue: str) -> ClusterNode:
     return cluster.holder(slot_of(queue))
 
 
+@contextmanager
+def down(node: ClusterNode) -> Iterator[ClusterNode]:
+    """It is killed meanwhile."""
+    node.kill()
+    try:
+        yield node
+    finally:
+        node.start()
+        wait_until(lambda: node.is_ready(3), what="the node is back")
+
+
 def take(backend: QueueBackend, queue: str, limit: int = 1) -> list[JobLease]:
     return backend.fetch_many(queue, limit=limit, ttl=30.0)
 
@@ -91,12 +103,6 @@ def waiting(backend: QueueBackend, queues: Sequence[str]) -> list[int]:
 
 
 # --- follow-ups on a cluster -------------------------------------------------------------------------------
-
-
-def test_what_it_cannot_do_is_said() -> None:
-    lacks = RedisClusterBackend.capabilities
-    assert not lacks.atomic_across_queues
-    assert lacks.keeps_records
 
 
 def test_follow_ups_are_in_their_queues_when_the_ack_is_answered(
@@ -116,15 +122,6 @@ def test_follow_ups_are_in_their_queues_when_the_ack_is_answered(
     assert node_of(cluster, queues[0]).ask("EXISTS", keys.one(queues[0], "outbox")) == 0
 
 
-def test_a_refused_ack_brings_nothing(open_one: Open, queues: list[str]) -> None:
-    backend = open_one()
-    backend.enqueue(a_job(queue=queues[0]))
-    [lease] = take(backend, queues[0])
-    backend.ack(lease)
-    assert backend.settle_many([(lease, Ack((a_job(queue=queues[1]),)))]) == [Settled.NOT_IN_FLIGHT]
-    assert waiting(backend, queues) == [0, 0, 0]
-
-
 def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
     open_one: Open, queues: list[str], cluster: RedisCluster
 ) -> None:
@@ -132,15 +129,10 @@ def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
     first, second = open_one(timeout=0.5, connect_timeout=0.5), open_one()
     first.enqueue(a_job(queue=queues[0]))
     [lease] = take(first, queues[0])
-    down = node_of(cluster, queues[1])
-    down.kill()
-    try:
+    with down(node_of(cluster, queues[1])):
         assert first.settle_many([(lease, Ack((a_job(queue=queues[1]), a_job(queue=queues[2]))))]) == [Settled.OK]
         assert first.reap(queues[0]) == []
         assert second.stats(queues[0]).pending == 0
-    finally:
-        down.start()
-        wait_until(lambda: down.is_ready(3), what="the node is back")
     first.close()
     assert patiently(partial(second.reap, queues[0])) == []
     assert waiting(second, queues[1:]) == [1, 1]
@@ -230,24 +222,14 @@ def test_a_call_that_spans_nodes_is_repeated_without_harm(
 ) -> None:
     backend = open_one(timeout=0.5, connect_timeout=0.5)
     jobs = [a_job(number, queue=queue, identifier=f"{queue}-{number}") for number in range(5) for queue in queues]
-    down = node_of(cluster, queues[1])
-    down.kill()
-    try:
-        with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{down.port} refuses connections"):
-            backend.enqueue_many(jobs)
-    finally:
-        down.start()
-        wait_until(lambda: down.is_ready(3), what="the node is back")
+    node = node_of(cluster, queues[1])
+    with down(node), pytest.raises(BackendUnavailable, match=f"127.0.0.1:{node.port} refuses connections"):
+        backend.enqueue_many(jobs)
     assert patiently(partial(backend.enqueue_many, jobs)) == [job.identifier for job in jobs]
     assert waiting(backend, queues) == [5, 5, 5]
     settlements = [(lease, Ack()) for queue in queues for lease in take(backend, queue, 9)]
-    down.kill()
-    try:
-        with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{down.port} refuses connections"):
-            backend.settle_many(settlements, "call")
-    finally:
-        down.start()
-        wait_until(lambda: down.is_ready(3), what="the node is back")
+    with down(node), pytest.raises(BackendUnavailable, match=f"127.0.0.1:{node.port} refuses connections"):
+        backend.settle_many(settlements, "call")
     answers = patiently(partial(backend.settle_many, settlements, "call"))
     assert Counter(answers) == {Settled.ALREADY: 5, Settled.OK: 10}
     assert [backend.stats(queue).pending for queue in queues] == [0, 0, 0]
@@ -265,51 +247,58 @@ def test_waiting_for_queues_on_all_nodes(open_one: Open, queues: list[str]) -> N
     assert backend.wait_any(queues, 0.05) is None
 
 
-def test_the_listings_go_over_all_nodes(open_one: Open, queues: list[str]) -> None:
-    backend = open_one()
-    idents = [backend.enqueue(a_job(number, queue=queue)) for number in range(4) for queue in queues]
-    assert backend.queues() == sorted(queues)
-    assert {message.id for message in backend.list_messages()} == set(idents)
-    message = found(backend, idents[5])
-    assert message.queue == queues[2]
-
-
 # --- slots that move, nodes that die -----------------------------------------------------------------------
+
+
+def play_while_it_moves(
+    cluster: RedisCluster,
+    queue: str,
+    enqueue: Callable[[int], list[str]],
+    consumers: Sequence[Callable[[], Iterable[str]]],
+) -> list[str]:
+    """Enqueue and consume while the slot of the queue is on the move all the time; what was enqueued is acked once."""
+    slot, halt, acked = slot_of(queue), threading.Event(), Counter[str]()
+
+    def consume(step: Callable[[], Iterable[str]]) -> None:
+        while not halt.is_set():
+            acked.update(step())
+
+    with ThreadPoolExecutor(len(consumers)) as executor:
+        consuming = [executor.submit(consume, step) for step in consumers]
+        idents: list[str] = []
+        try:
+            for turn in range(10):
+                idents += enqueue(turn)
+                cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
+            wait_until(lambda: any(one.done() for one in consuming) or len(acked) == len(idents), 30.0, "all are acked")
+        finally:
+            halt.set()
+        for one in consuming:
+            one.result(10.0)
+    assert acked == Counter(idents)
+    return idents
+
+
+def settle_patiently(backend: QueueBackend, settlements: list[tuple[JobLease, Settlement]]) -> list[str]:
+    """The ids of those that were accepted."""
+    answers = patiently(partial(backend.settle_many, settlements, fresh_name()))
+    return [lease.id for (lease, _), answer in zip(settlements, answers, strict=True) if answer]
 
 
 def test_jobs_go_on_while_their_queue_moves_from_node_to_node(
     open_one: Open, queues: list[str], cluster: RedisCluster
 ) -> None:
-    """Every job that was enqueued is acked once, though the slot of its queue is on the move all the time."""
-    queue, slot = queues[0], slot_of(queues[0])
-    producer, consumers = open_one(), [open_one() for _ in range(2)]
-    halt, acked = threading.Event(), Counter[str]()
+    queue, producer = queues[0], open_one()
 
-    def consume(backend: QueueBackend) -> None:
-        number = 0
-        while not halt.is_set():
-            number += 1
-            fetch_id = f"{id(backend)}-{number}"
-            leases = patiently(partial(backend.fetch_many, queue, limit=3, fetch_id=fetch_id))
-            if leases:
-                settlements = [(lease, Ack()) for lease in leases]
-                answers = patiently(partial(backend.settle_many, settlements, fetch_id))
-                acked.update(lease.id for lease, answer in zip(leases, answers, strict=True) if answer)
+    def consume(backend: QueueBackend) -> list[str]:
+        leases = patiently(partial(backend.fetch_many, queue, limit=3, fetch_id=fresh_name()))
+        return settle_patiently(backend, [(lease, Ack()) for lease in leases])
 
-    with ThreadPoolExecutor(3) as executor:
-        consuming = [executor.submit(consume, backend) for backend in consumers]
-        idents: list[str] = []
-        try:
-            for turn in range(10):
-                jobs = [a_job(number, queue=queue, identifier=f"{queue}-{turn}-{number}") for number in range(20)]
-                idents += patiently(partial(producer.enqueue_many, jobs))
-                cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
-            wait_until(lambda: len(acked) == len(idents), 30.0, "all are acked")
-        finally:
-            halt.set()
-        for consumer in consuming:
-            consumer.result(10.0)
-    assert acked == Counter(idents)
+    def enqueue(turn: int) -> list[str]:
+        jobs = [a_job(number, queue=queue, identifier=f"{queue}-{turn}-{number}") for number in range(20)]
+        return patiently(partial(producer.enqueue_many, jobs))
+
+    play_while_it_moves(cluster, queue, enqueue, [partial(consume, open_one()) for _ in range(2)])
     assert patiently(partial(producer.stats, queue)).pending == 0
 
 
@@ -317,37 +306,20 @@ def test_guarded_and_unique_jobs_go_on_while_their_queue_moves(
     open_one: Open, queues: list[str], cluster: RedisCluster
 ) -> None:
     """Nothing of a key is done by half: each runs once, and is known and done when all have come to rest."""
-    queue, slot = queues[0], slot_of(queues[0])
-    producer, consumer = open_one(), open_one()
-    halt, acked = threading.Event(), Counter[str]()
+    queue, producer, consumer = queues[0], open_one(), open_one()
 
-    def consume() -> None:
-        while not halt.is_set():
-            leases = patiently(partial(consumer.fetch_many, queue, limit=5, fetch_id=fresh_name()))
-            asked = [(lease, Guards(key=lease.envelope.idempotency_key, holds=(Hold("queue", 9),))) for lease in leases]
-            granted = patiently(partial(consumer.keys.begin_many, asked))
-            assert all(granted)
-            settlements = [(lease.guarded(guards), Ack()) for lease, guards in asked]
-            answers = patiently(partial(consumer.settle_many, settlements, fresh_name()))
-            acked.update(lease.id for lease, answer in zip(leases, answers, strict=True) if answer)
+    def consume() -> list[str]:
+        leases = patiently(partial(consumer.fetch_many, queue, limit=5, fetch_id=fresh_name()))
+        asked = [(lease, Guards(key=lease.envelope.idempotency_key, holds=(Hold("queue", 9),))) for lease in leases]
+        assert all(patiently(partial(consumer.keys.begin_many, asked)))
+        return settle_patiently(consumer, [(lease.guarded(guards), Ack()) for lease, guards in asked])
 
     def enqueue(turn: int) -> list[str]:
         keys = [f"{turn}-{number}" for number in range(10)]
         jobs = [a_job(queue=queue, unique=True, idempotency_key=key) for key in keys]
         return patiently(partial(producer.enqueue_many, jobs))
 
-    with ThreadPoolExecutor(1) as executor:
-        consuming = executor.submit(consume)
-        idents: list[str] = []
-        try:
-            for turn in range(10):
-                idents += enqueue(turn)
-                cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
-            wait_until(lambda: consuming.done() or len(acked) == len(idents), 30.0, "all are acked")
-        finally:
-            halt.set()
-        consuming.result(10.0)
-    assert acked == Counter(idents)
+    idents = play_while_it_moves(cluster, queue, enqueue, [consume])
     assert [ident for turn in range(10) for ident in enqueue(turn)] == idents
     assert patiently(partial(producer.stats, queue)).pending == 0
     assert not any(patiently(partial(producer.keys.first_run, queue, f"{turn}-0")) for turn in range(10))

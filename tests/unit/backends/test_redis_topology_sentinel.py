@@ -77,12 +77,13 @@ def add_until_accepted(link: Link, limit: float = 30.0) -> float:
     return time.monotonic() - began
 
 
-def test_the_master_is_found(start: Group) -> None:
+def test_the_master_is_found_and_cautions_tell_of_its_replica(start: Group) -> None:
     group = start()
     with linked(group.url) as link:
         assert port_of(link) == group.servers[0].port
         assert link.call("ROLE")[0] == b"master"
         assert link.title.startswith("Redis master reports (sentinels 127.0.0.1:")
+        assert "1 replica, min-replicas-to-write 0: a failover loses" in " ".join(cautions_of(diagnose(link)))
 
 
 def test_passwords_of_servers_and_of_sentinels(start: Group) -> None:
@@ -153,30 +154,14 @@ def test_a_dead_sentinel_is_passed_over(start: Group) -> None:
         assert began.seconds() < 0.2  # the one that answered last time is asked first
 
 
-def test_no_sentinel_answers(start: Group) -> None:
+def test_whoever_does_not_answer_or_knows_nothing_is_named(start: Group) -> None:
     group = start(sentinels=2, replicas=0)
-    url = group.url
-    group.close()
-    both = r"no sentinel names the master of reports: Redis sentinel at .* refuses .*; Redis sentinel at .* refuses"
-    told(BackendUnavailable, both, url)
-
-
-def test_the_master_does_not_answer_and_there_is_no_other(start: Group) -> None:
-    group = start(replicas=0)
+    unknown = group.url.replace("reports", "invoices")
+    told(ConfigurationError, r"Redis sentinel at .* knows no service 'invoices': write the one of its", unknown)
     group.servers[0].kill()
     told(BackendUnavailable, r"Redis master reports at 127.0.0.1:\d+ refuses connections", group.url)
-
-
-def test_an_unknown_service(start: Group) -> None:
-    url = start(replicas=0).url.replace("reports", "invoices")
-    told(ConfigurationError, r"Redis sentinel at .* knows no service 'invoices': write the one of its", url)
-
-
-def test_a_server_that_is_no_sentinel() -> None:
-    url = f"redis+sentinel://127.0.0.1:{shared_redis().port}/reports"
-    told(ConfigurationError, r"Redis sentinel at .* does not know a command", url)
-
-
-def test_the_caution_about_replicas(start: Group) -> None:
-    with linked(start().url) as link:
-        assert "1 replica, min-replicas-to-write 0: a failover loses" in " ".join(cautions_of(diagnose(link)))
+    group.close()
+    both = r"no sentinel names the master of reports: Redis sentinel at .* refuses .*; Redis sentinel at .* refuses"
+    told(BackendUnavailable, both, group.url)
+    no_sentinel = f"redis+sentinel://127.0.0.1:{shared_redis().port}/reports"
+    told(ConfigurationError, r"Redis sentinel at .* does not know a command", no_sentinel)

@@ -110,14 +110,6 @@ def test_unique_jobs_of_many_queues_are_added_in_one_step(rig: Rig) -> None:
     assert len(set(ids)) == 3
 
 
-def test_a_server_that_forgets_its_scripts_adds_it_once(rig: Rig) -> None:
-    backend = rig.open()
-    known = backend.enqueue(unique())
-    rig.call("SCRIPT", "FLUSH")
-    assert backend.enqueue(unique()) == known
-    assert backend.stats(QUEUE).pending == 1
-
-
 # --- on its way to another queue ----------------------------------------------------------------------------
 
 MOVED = NewMessage(
@@ -128,6 +120,7 @@ MOVED = NewMessage(
 def test_an_entry_of_the_outbox_carries_all_of_its_message() -> None:
     for message in [
         MOVED,
+        *[NewMessage("id-1", True, QUEUE, "report", 255, due, b'{"a":\n"\x00\xff"}') for due in (None, 0.0)],
         NewMessage("id-1", True, QUEUE, "report", 5, 1_700_000_000.000001, b"{}", "order-17"),
         NewMessage("id-1", True, QUEUE, "report", 5, None, b"{}", 'a "key" \u2713', deliveries=1),
     ]:

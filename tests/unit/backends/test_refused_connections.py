@@ -1,13 +1,23 @@
-"""A broker that is not there: the producer's traceback is one, and ends in a sentence that names the mend."""
+"""Connections that cannot be: to a broker that is not there, after a close, and across a fork; each a sentence."""
 
 from __future__ import annotations
 
+import os
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
 
+import postgres_rig
 import pytest
+import redis_rig
+from beanstalk_clients import Clients
+from support.jobs import QUEUE, a_job
 
+from jobpool.broker.backend import QueueBackend
 from jobpool.client.jobs import Jobs
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.sqlite import SqliteBackend
 
 NOTHING_THERE = "127.0.0.1:1"
 
@@ -30,3 +40,39 @@ def test_a_refused_connection_is_one_traceback(url: str) -> None:
     assert told.splitlines()[-1].startswith("jobpool.errors.BackendUnavailable: ")
     assert NOTHING_THERE in str(refused.value)
     assert "hidden" not in told
+
+
+RIGS = {"postgres": postgres_rig.Rig, "redis": redis_rig.Rig, "beanstalk": Clients}
+
+
+@pytest.fixture(params=["sqlite", *RIGS])
+def backend(request: pytest.FixtureRequest, path: Path) -> Iterator[QueueBackend]:
+    with ExitStack() as stack:
+        rig = stack.enter_context(RIGS[request.param]()) if request.param in RIGS else None
+        yield stack.enter_context(closing(rig.open() if rig else SqliteBackend(str(path))))
+
+
+def test_a_closed_backend_says_so(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    backend.close()
+    backend.close()
+    for call in (lambda: backend.enqueue(a_job()), lambda: backend.fetch_many(QUEUE, limit=1), backend.ping):
+        with pytest.raises(BackendUnavailable, match=r"was closed( here)?: open the backend again"):
+            call()
+
+
+def test_a_backend_is_not_used_across_a_fork(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            backend.stats(QUEUE)
+        except ConfigurationError as error:
+            told = f"process {os.getppid()}, before a fork", "open the backend after the fork"
+            status = 0 if all(words in str(error) for words in told) else 2
+        finally:
+            backend.close()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert backend.stats(QUEUE).waiting == 1, "what the child closed was its own"

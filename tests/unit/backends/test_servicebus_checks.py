@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from datetime import timedelta
 from typing import Any
 
+import azure.servicebus
+import pytest
+from azure.servicebus.aio import _async_utils
 from azure.servicebus.management import EntityStatus, QueueProperties
 from msgspec.structs import replace
 
+import jobpool_backends.servicebus
 from jobpool.broker.finding import Finding, Level
+from jobpool_backends.servicebus import check_sdk_version
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.checks import Facts, ask, judge, judge_lock, read
+from jobpool_backends.servicebus.namespace import FILTERED_LINES
 
 GOOD = Facts(lock=60.0, deliveries=1000, duplicates=600.0)
 
@@ -103,3 +110,22 @@ def test_who_cannot_be_asked_leaves_a_reason_without_the_key() -> None:
     assert isinstance(why, str)
     assert "Manage" in why
     assert "c2VjcmV0" not in why
+
+
+def test_an_sdk_that_is_known_is_taken() -> None:
+    for installed in ("7.15", "7.15.0", "7.15.9", "7.15.0b1"):
+        check_sdk_version(installed)
+
+
+@pytest.mark.parametrize("installed", ["7.14.3", "7.16.0", "7.150.0", "8.0.0"])
+def test_an_sdk_that_is_not_known_is_refused_when_the_backend_is_imported(
+    installed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(azure.servicebus, "__version__", installed)
+    with pytest.raises(ImportError, match=rf"azure-servicebus {installed} is installed, and jobpool works with 7\.15"):
+        importlib.reload(jobpool_backends.servicebus)
+
+
+def test_the_line_about_a_handler_that_does_not_close_is_left_out_of_the_log() -> None:
+    [begin] = [begin for module, begin in FILTERED_LINES.items() if module == _async_utils.__name__]
+    assert f'_log.warning("{begin}' in inspect.getsource(_async_utils)

@@ -9,10 +9,12 @@ import ssl
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
+from support.tables import row
 
 from jobpool.broker.opening import redact
-from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, WriteRefused
-from jobpool_backends.servicebus.address import Address
+from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, InvalidJob, WriteRefused
+from jobpool_backends.servicebus import ServiceBusBackend
+from jobpool_backends.servicebus.address import Address, read_address
 from jobpool_backends.servicebus.errors import explain, too_large
 
 WITH_KEY = Address("shop.servicebus.windows.net", "Endpoint=…", timeout=7.0)
@@ -64,21 +66,20 @@ def test_an_error_is_a_sentence() -> None:
         assert "\n" not in str(told), error
 
 
-def test_who_has_no_key_is_told_of_roles() -> None:
-    told = explain(sdk.ServiceBusAuthorizationError(), WITH_IDENTITY, "mails")
-    assert "give it the role 'Azure Service Bus Data Owner'" in str(told)
-
-
-def test_who_has_no_identity_either_is_told_how_to_get_one() -> None:
+def test_who_has_no_key_or_an_emulator_is_told_another_mend() -> None:
     unknown = sdk.ServiceBusError("Handler failed", error=ClientAuthenticationError("no credential in the chain"))
-    told = explain(unknown, WITH_IDENTITY, "mails")
-    assert type(told) is AccessRefused
-    assert "run `az login`, use a managed identity, or set" in str(told)
-
-
-def test_an_emulators_queues_stand_in_its_configuration() -> None:
-    told = explain(sdk.MessagingEntityNotFoundError(), EMULATED, "mails")
-    assert "create it in the emulator's configuration (LockDuration PT60S, MaxDeliveryCount 100)" in str(told)
+    for error, address, text in [
+        (sdk.ServiceBusAuthorizationError(), WITH_IDENTITY, "give it the role 'Azure Service Bus Data Owner'"),
+        (unknown, WITH_IDENTITY, "run `az login`, use a managed identity, or set"),
+        (
+            sdk.MessagingEntityNotFoundError(),
+            EMULATED,
+            "create it in the emulator's configuration (LockDuration PT60S, MaxDeliveryCount 100)",
+        ),
+    ]:
+        told = explain(error, address, "mails")
+        assert type(told) is AccessRefused, text
+        assert text in str(told)
 
 
 def test_a_message_that_is_not_there_is_no_queue_that_is_not_there() -> None:
@@ -96,3 +97,89 @@ def test_a_connection_string_in_a_log_has_no_key(tail: str) -> None:
     )
     assert "aGlkZGVu" not in told
     assert "SharedAccessKeyName=jobs" in told
+
+
+STRING = "Endpoint=sb://shop.servicebus.windows.net/;SharedAccessKeyName=jobs;SharedAccessKey=aGlkZGVu="
+EMULATOR = STRING.replace("shop.servicebus.windows.net/", "127.0.0.1:5672") + ";UseDevelopmentEmulator=true"
+
+
+def address(url: str, **options: object) -> Address:
+    return read_address(url, options)
+
+
+def test_a_connection_string() -> None:
+    found = address(STRING)
+    assert (found.host, found.only, found.emulated) == ("shop.servicebus.windows.net", None, False)
+    assert found.connection_string is not None
+    assert "SharedAccessKey=aGlkZGVu=" in found.connection_string
+    assert (found.timeout, found.lock, found.receivers) == (10.0, 60.0, 1)
+    assert "aGlkZGVu" not in repr(found)
+
+
+@pytest.mark.parametrize("written", [STRING.replace("Endpoint", " endpoint "), STRING.replace(";", " ; ") + ";"])
+def test_letters_and_spaces_do_not_matter(written: str) -> None:
+    assert address(written) == address(STRING.rstrip("/"))
+
+
+def test_an_emulator_has_a_port() -> None:
+    found = address(EMULATOR)
+    assert (found.host, found.emulated) == ("127.0.0.1:5672", True)
+
+
+def test_an_entity_path_is_kept_apart() -> None:
+    found = address(f"{STRING};EntityPath=orders")
+    assert found.only == "orders"
+    assert found.connection_string == address(STRING).connection_string
+
+
+def test_a_namespace_without_a_key() -> None:
+    for url, host in [
+        ("servicebus://shop", "shop.servicebus.windows.net"),
+        ("servicebus://shop.servicebus.windows.net/", "shop.servicebus.windows.net"),
+        ("ServiceBus://shop.servicebus.chinacloudapi.cn", "shop.servicebus.chinacloudapi.cn"),
+    ]:
+        found = address(url)
+        assert (found.host, found.connection_string) == (host, None), url
+
+
+def test_options_follow_either_form_and_keywords_win() -> None:
+    found = address(f"{STRING}?lock=30&timeout=3", timeout=4, receivers=2)
+    assert (found.lock, found.timeout, found.receivers) == (30.0, 4.0, 2)
+    assert address("servicebus://shop?lock=5").lock == 5.0
+
+
+def test_what_is_wrong_is_named_and_no_key_is() -> None:
+    for url, text in [
+        ("Endpoint=sb://shop.servicebus.windows.net/;SharedAccessKeyName=jobs", "lacks SharedAccessKey:"),
+        ("Endpoint=sb://shop.servicebus.windows.net/", "lacks SharedAccessKeyName and SharedAccessKey"),
+        (STRING.replace("sb://shop", "https://shop"), "no valid Endpoint"),
+        (STRING.replace("sb://shop.servicebus.windows.net/", ""), "no valid Endpoint"),
+        (STRING + ";aGlkZGVu", "a part that is none of"),
+        (STRING + ";Password=aGlkZGVu", "a part that is none of"),
+        (STRING + ";SharedAccessKey=aGlkZGVu", "SharedAccessKey twice"),
+        (STRING.replace(".net/", ".net:5671"), "names a port"),
+        (STRING + "?lock=0", "lock as 5 to 300 seconds, not '0'"),
+        (STRING + "?lock=301", "lock as 5 to 300 seconds"),
+        (STRING + "?timeout=0", "timeout as more than 0"),
+        (STRING + "?timeout=soon", "timeout as more than 0"),
+        (STRING + "?receivers=0", "receivers as a whole number from 1 to 32"),
+        ("servicebus://jobs:aGlkZGVu@shop", "the name of a namespace and nothing else"),
+        ("servicebus://", "the name of a namespace and nothing else"),
+        ("servicebus://shop/orders", "the name of a namespace and nothing else"),
+    ]:
+        with row(url), pytest.raises(ConfigurationError) as caught:
+            read_address(url, {})
+        assert text in str(caught.value), url
+        assert "aGlkZGVu" not in str(caught.value), url
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no option dead_max"):
+        ServiceBusBackend.from_url(f"{STRING}?dead_max=5")
+
+
+def test_to_open_one_connects_to_nothing() -> None:
+    backend = ServiceBusBackend.from_url(EMULATOR)
+    assert backend.namespace.named_queues() == []
+    backend.close()
+    backend.close()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from split_clock import SplitClock
 from sqlite_explained import rows
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.clock import ManualClock
-from jobpool.errors import LeaseLost
+from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
+from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.in_transaction import ack
 from jobpool_backends.sqlite.keys import HOLD_SWEEP_PAGE
@@ -44,98 +44,52 @@ def two_leases(backend: SqliteBackend, ttl: float = 30.0) -> tuple[JobLease, Job
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_setting_the_clock_neither_frees_nor_keeps_a_place(open_sqlite: Open, step: float) -> None:
-    clock = SplitClock()
+    clock = ManualClock()
     backend = open_sqlite(clock=clock)
     first, second = two_leases(backend)
     assert begin(backend, first) is Begin.GRANTED
-    clock.wall_time += step
-    clock.boot_time += 29.999999
+    clock.set_wall(step)
+    clock.advance(29.999999)
     assert begin(backend, second) is Begin.HELD
     assert backend.keys.holders(QUEUE, "job:nightly") == [first.id]
-    clock.boot_time = 530.0
+    clock.advance(0.000001)
     assert backend.keys.holders(QUEUE, "job:nightly") == []
     assert begin(backend, second) is Begin.GRANTED
 
 
 @pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
 def test_after_a_reboot_the_wall_clock_decides(open_sqlite: Open, boot: int) -> None:
-    before = open_sqlite(clock=SplitClock(boot_time=90_000.0), boot=2)
+    before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
     first, second = two_leases(before)
     assert begin(before, first) is Begin.GRANTED
-    clock = SplitClock(wall_time=1_800_000_029.0, boot_time=5.0)
+    clock = ManualClock(1_800_000_029.0, boot=5.0)
     after = open_sqlite(clock=clock, boot=boot)
     assert begin(after, second) is Begin.HELD
-    clock.wall_time += 1.0
+    clock.set_wall(1.0)
     assert begin(after, second) is Begin.GRANTED
 
 
 def test_a_clock_set_back_stops_a_rate_for_a_window_at_most(open_sqlite: Open) -> None:
-    clock = SplitClock()
+    clock = ManualClock()
     keys = open_sqlite(clock=clock).keys
     rate = Rate("queue", 1, 10.0)
     assert keys.take(QUEUE, rate, "one") == 0.0
-    clock.wall_time -= 9.0
+    clock.set_wall(-9.0)
     assert keys.take(QUEUE, rate, "two") == 19.0
-    clock.wall_time -= 1.0
+    clock.set_wall(-1.0)
     assert keys.take(QUEUE, rate, "two") == 0.0
 
 
 # --- a handler's own ack ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("commits", [True, False])
-def test_a_key_is_done_with_the_commit_of_the_handlers_own_ack(open_sqlite: Open, path: Path, commits: bool) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
-    first, second = two_leases(backend)
-    assert begin(backend, first, KEY) is Begin.GRANTED
-    with closing(sqlite3.connect(path)) as connection:
-        ack(connection, backend.ticket(first.guarded(KEY)), clock=clock)
-        connection.commit() if commits else connection.rollback()
-    assert begin(backend, second, KEY) is (Begin.DONE if commits else Begin.HELD)
-    assert rows(backend, "holds") == (0 if commits else 2)
-    if commits:
-        clock.advance(50.0)
-        assert begin(backend, second, KEY) is Begin.GRANTED  # it was kept for as long as its guards say
-
-
-def test_the_handlers_own_ack_of_a_unique_job_keeps_its_key(open_sqlite: Open, path: Path) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
-    job = a_job(unique=True, idempotency_key="order-17")
-    ident = backend.enqueue(job)
-    [lease] = backend.fetch_many(QUEUE, limit=1)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        ack(connection, backend.ticket(lease.guarded(KEY)), [backend.pack(job)], clock=clock)
-    assert backend.stats(QUEUE).pending == 0  # its follow-up is the same once more
-    clock.advance(49.0)
-    assert backend.enqueue(job) == ident
-    clock.advance(1.0)
-    assert backend.enqueue(job) != ident
-
-
-def test_a_lost_lease_marks_nothing(open_sqlite: Open, path: Path) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
-    first, second = two_leases(backend, ttl=5.0)
-    assert begin(backend, first, KEY) is Begin.GRANTED
-    clock.advance(5.0)
-    with closing(sqlite3.connect(path)) as connection, pytest.raises(LeaseLost), connection:
-        ack(connection, backend.ticket(first.guarded(KEY)), clock=clock)
-    assert begin(backend, second, KEY) is Begin.GRANTED
-
-
-def test_unique_jobs_within_a_transaction_are_there_with_its_commit(open_sqlite: Open, path: Path) -> None:
+def test_the_handlers_own_ack_removes_what_its_lease_held(open_sqlite: Open, path: Path) -> None:
     backend = open_sqlite()
-    job = a_job(unique=True, idempotency_key="order-17")
-    with closing(sqlite3.connect(path)) as connection:
-        backend.enqueue_in(connection, [job])
-        connection.rollback()
-        [ident] = backend.enqueue_in(connection, [job])
-        assert backend.enqueue_in(connection, [job]) == [ident]
-        connection.commit()
-    assert backend.enqueue(job) == ident
-    assert backend.stats(QUEUE).waiting == 1
+    first, _ = two_leases(backend)
+    assert begin(backend, first, KEY) is Begin.GRANTED
+    with closing(sqlite3.connect(path)) as connection, connection:
+        ack(connection, backend.ticket(first.guarded(KEY)))
+    assert rows(backend, "holds") == 0
 
 
 # --- nothing stays for ever ---------------------------------------------------------------------------------
@@ -198,3 +152,54 @@ def test_a_log_has_no_more_lines_than_it_keeps(open_sqlite: Open) -> None:
     backend.keys.append_log("history", [("a", b"last")], keep=2)
     assert backend.keys.read_log("history", "a") == [b"last", b"19"]
     assert rows(backend, "logs") == 7
+
+
+@pytest.fixture
+def backend(open_sqlite: Callable[..., SqliteBackend], clock: ManualClock) -> SqliteBackend:
+    return open_sqlite(clock=clock)
+
+
+@pytest.fixture
+def connection(backend: SqliteBackend, path: Path) -> Iterator[sqlite3.Connection]:
+    backend.ping()
+    with closing(sqlite3.connect(path, timeout=0.2)) as connection:
+        connection.row_factory = sqlite3.Row
+        connection.execute("CREATE TABLE mine (name TEXT)")
+        yield connection
+
+
+def test_the_callers_connection_keeps_its_ways(backend: SqliteBackend, connection: sqlite3.Connection) -> None:
+    with connection:
+        backend.enqueue_in(connection, [a_job()])
+    assert connection.row_factory is sqlite3.Row
+
+
+def test_another_file_or_another_thing_is_refused(backend: SqliteBackend, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other, pytest.raises(ConfigurationError, match="other"):
+        backend.enqueue_in(other, [a_job()])
+    with closing(sqlite3.connect(":memory:")) as memory, pytest.raises(ConfigurationError, match="leads to memory"):
+        backend.enqueue_in(memory, [a_job()])
+    with pytest.raises(ConfigurationError, match="builtins"):
+        backend.enqueue_in("connection", [a_job()])
+
+
+class Newer(sqlite3.Connection):
+    """As of `sqlite3.connect(…, autocommit=True)`, from Python 3.12; its level is not None."""
+
+    autocommit = True
+
+
+def test_the_newer_autocommit_is_refused_too(
+    backend: SqliteBackend, connection: sqlite3.Connection, path: Path
+) -> None:
+    del connection
+    with (
+        closing(sqlite3.connect(path, factory=Newer)) as newer,
+        pytest.raises(ConfigurationError, match="BEGIN IMMEDIATE"),
+    ):
+        backend.enqueue_in(newer, [a_job()])
+
+
+def test_a_backend_that_cannot_says_so() -> None:
+    with pytest.raises(Unsupported, match="memory://"):
+        MemoryBackend().enqueue_in(object(), [a_job()])

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from split_clock import SplitClock
 from sqlite_explained import rows
+from support.claims import claim, found, ids, nothing_to_claim, post
 from support.jobs import QUEUE, a_job, at, numbered
 
+from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import MessageFilter, State
 from jobpool.clock import ManualClock
+from jobpool.errors import ClaimNotFound
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT
@@ -21,41 +24,40 @@ Open = Callable[..., SqliteBackend]
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_setting_the_clock_neither_ends_nor_prolongs_a_lease(open_sqlite: Open, step: float) -> None:
-    clock = SplitClock()
+    clock = ManualClock()
     backend = open_sqlite(clock=clock)
     backend.enqueue_many(numbered(2))
     first, second = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
-    clock.wall_time += step
-    clock.boot_time += 29.0
+    clock.set_wall(step)
+    clock.advance(29.0)
     assert backend.reap(QUEUE) == []
     assert backend.ack(first) is Settled.OK
-    clock.boot_time += 1.0
+    clock.advance(1.0)
     assert backend.ack(second) is Settled.EXPIRED
     assert len(backend.reap(QUEUE)) == 1
 
 
 @pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
 def test_after_a_reboot_the_wall_clock_decides(open_sqlite: Open, boot: int) -> None:
-    before = open_sqlite(clock=SplitClock(boot_time=90_000.0), boot=2)
+    before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
     before.enqueue_many(numbered(2))
     held, renewed = before.fetch_many(QUEUE, limit=2, ttl=30.0)
-    clock = SplitClock(wall_time=1_800_000_020.0, boot_time=5.0)
+    clock = ManualClock(1_800_000_020.0, boot=5.0)
     after = open_sqlite(clock=clock, boot=boot)
     assert after.reap(QUEUE) == []
     assert after.renew(renewed, 30.0).expires_at == 35.0
-    clock.wall_time += 10.0
-    clock.boot_time += 10.0
+    clock.advance(10.0)
     assert after.ack(held) is Settled.EXPIRED
     assert [reaped.id for reaped in after.reap(QUEUE)] == [held.id]
-    clock.boot_time += 20.0
+    clock.advance(20.0)
     assert [reaped.id for reaped in after.reap(QUEUE)] == [renewed.id]
 
 
 def test_a_visibility_timeout_reaches_across_a_reboot(open_sqlite: Open) -> None:
-    before = open_sqlite(clock=SplitClock(boot_time=90_000.0), boot=2)
+    before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
     before.enqueue(a_job())
     before.fetch_many(QUEUE, limit=1, ttl=3600.0)
-    after = open_sqlite(clock=SplitClock(wall_time=1_800_000_009.0, boot_time=1.0), boot=3)
+    after = open_sqlite(clock=ManualClock(1_800_000_009.0, boot=1.0), boot=3)
     assert after.reap_expired(QUEUE, visibility_timeout=9.0) == 0
     assert after.reap_expired(QUEUE, visibility_timeout=8.9) == 1
 
@@ -105,3 +107,131 @@ def test_many_that_fall_due_at_once_all_come(open_sqlite: Open) -> None:
     while leases := backend.fetch_many(QUEUE, limit=PROMOTE_LIMIT):
         seen += [lease.id for lease in leases]
     assert seen == known
+
+
+WALL = 1_800_000_000.0
+
+
+@pytest.mark.parametrize("step", [-7200.0, 7200.0], ids=["back", "on"])
+def test_setting_the_clock_neither_ends_nor_prolongs_a_claim(open_sqlite: Open, step: float) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    known = post(backend, b"0", b"1")
+    held = claim(backend, ttl=60.0)
+    clock.set_wall(step)
+    clock.advance(59.0)
+    assert backend.reap(QUEUE) == []
+    assert nothing_to_claim(backend)
+    assert backend.claims.get(QUEUE, held.id).age == 59
+    assert backend.claims.delete_many(QUEUE, known[:1], held.id) == [Deleted.DONE]
+    clock.advance(1.0)
+    with pytest.raises(ClaimNotFound):
+        backend.claims.get(QUEUE, held.id)
+    with pytest.raises(ClaimNotFound):
+        backend.claims.delete_many(QUEUE, known, held.id)
+    assert ids(claim(backend).messages) == known[1:]
+
+
+def test_a_clock_that_is_set_back_revives_no_claim(open_sqlite: Open) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    [ident] = post(backend)
+    held = claim(backend, ttl=60.0)
+    clock.advance(60.0)
+    clock.set_wall(-3600.0)
+    with pytest.raises(ClaimNotFound):
+        backend.claims.renew(QUEUE, held.id, ttl=60.0)
+    assert backend.claims.list_claims(QUEUE) == []
+    assert backend.claims.delete_many(QUEUE, [ident]) == [Deleted.DONE]
+
+
+@pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
+def test_after_a_reboot_the_wall_clock_decides_over_claims(open_sqlite: Open, boot: int) -> None:
+    before = open_sqlite(clock=ManualClock(WALL, boot=90_000.0), boot=2)
+    known = post(before, b"0", b"1", b"2")
+    lost, renewed = claim(before, 1, ttl=60.0), claim(before, 1, ttl=60.0)
+    clock = ManualClock(WALL + 40.0, boot=5.0)
+    after = open_sqlite(clock=clock, boot=boot)
+    assert after.reap(QUEUE) == []
+    assert after.claims.get(QUEUE, lost.id).age == 40
+    assert after.claims.renew(QUEUE, renewed.id, ttl=60.0).age == 0
+    assert [held.age for held in after.claims.list_claims(QUEUE)] == [
+        age for _, age in sorted([(lost.id, 40), (renewed.id, 0)])
+    ]
+    clock.advance(20.0)
+    assert ids(after.claims.list_free(QUEUE)) == [known[0], known[2]]
+    assert ids(after.claims.list_claims(QUEUE)) == [renewed.id]
+    clock.set_wall(3600.0)  # it counts in this boot now
+    assert after.claims.delete_many(QUEUE, [known[1]]) == [Deleted.FORBIDDEN]
+    clock.advance(40.0)
+    assert after.claims.stats(QUEUE).free == 3
+
+
+def test_claims_of_several_boots_end_each_by_its_own_clock(open_sqlite: Open) -> None:
+    known = []
+    for boot in (5, 4, 9):
+        backend = open_sqlite(clock=ManualClock(WALL, boot=boot * 1000.0), boot=boot)
+        known += post(backend)
+        claim(backend, ttl=60.0 + boot)
+    clock = ManualClock(WALL + 60.0, boot=0.0)
+    now = open_sqlite(clock=clock, boot=7)
+    known += post(now)
+    claim(now, ttl=60.0)
+    free = []
+    for _ in range(10):
+        free.append(ids(now.claims.list_free(QUEUE)))
+        clock.advance(1.0)
+    assert [len(page) for page in free] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 3]
+    assert free[-1] == known[:3]
+
+
+def test_a_reap_frees_what_a_claim_of_another_boot_held(open_sqlite: Open) -> None:
+    before = open_sqlite(clock=ManualClock(WALL, boot=90_000.0), boot=2)
+    ident = before.enqueue(a_job())
+    claim(before, ttl=60.0)
+    clock = ManualClock(WALL + 59.0, boot=1.0)
+    after = open_sqlite(clock=clock, boot=3)
+    assert after.reap_expired(QUEUE, visibility_timeout=10.0) == 0
+    assert after.fetch_many(QUEUE, limit=1) == []
+    clock.advance(1.0)
+    assert after.reap(QUEUE) == []
+    [lease] = after.fetch_many(QUEUE, limit=1)
+    assert (lease.id, lease.crashes) == (ident, 0)
+
+
+def test_a_life_is_on_the_wall_clock_also_for_what_is_claimed(open_sqlite: Open) -> None:
+    """What has ended was never there: a clock that is set on by days ends lives, and the claim goes on without them."""
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    ending, lasting = post(backend, b"ending", life=1000.0) + post(backend, b"lasting")
+    held = claim(backend, 2)
+    clock.set_wall(86_400.0)
+    assert backend.inspect(ending) is None
+    assert backend.count(MessageFilter(queue=QUEUE, states=(State.LEASED,))) == 1
+    assert ids(backend.claims.get(QUEUE, held.id).messages) == [lasting]
+    assert [listed.count for listed in backend.claims.list_claims(QUEUE)] == [1]
+    assert ids(backend.claims.renew(QUEUE, held.id, ttl=60.0).messages) == [lasting]
+    assert backend.claims.release(QUEUE, held.id) == 1
+    stats = backend.claims.stats(QUEUE)
+    assert (stats.claimed, stats.free, stats.expired, backend.stats(QUEUE).posted) == (0, 1, 1, 1)
+
+
+def test_a_release_does_not_count_what_has_ended(open_sqlite: Open) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    post(backend, b"0", b"1", life=1000.0)
+    held = claim(backend, 2)
+    clock.set_wall(86_400.0)
+    assert backend.claims.release(QUEUE, held.id) == 0
+    assert (nothing_to_claim(backend), backend.claims.stats(QUEUE).expired) == (True, 2)
+
+
+def test_the_end_of_a_claim_is_shown_as_unix_time(open_sqlite: Open) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    [ident] = post(backend)
+    held = claim(backend, ttl=90.0)
+    assert found(backend, ident).expires_at == WALL + 90.0
+    clock.advance(10.0)
+    backend.claims.renew(QUEUE, held.id, ttl=90.0)
+    assert found(backend, ident).expires_at == WALL + 100.0

@@ -20,7 +20,7 @@ from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, Verb
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.database import PRAGMAS
 from jobpool_backends.sqlite.schema import is_current
@@ -126,21 +126,18 @@ def public() -> Iterator[Path]:
         Path(folder).chmod(0o755)
 
 
-def test_a_file_that_may_only_be_read_is_named(public: Path) -> None:
+def test_a_file_or_folder_that_may_not_be_written_is_named(public: Path) -> None:
     path = public / "jobs.db"
+    public.chmod(0o555)
+    told = try_to_enqueue(path)
+    assert told.startswith(f"BackendUnavailable database {path} cannot be opened: allow this user")
+    public.chmod(0o755)
     SqliteBackend(str(path)).close()
     path.chmod(0o444)
     public.chmod(0o555)
     told = try_to_enqueue(path)
     assert told.startswith(f"BackendUnavailable database {path} ")
     assert "allow" in told
-
-
-def test_a_folder_that_may_not_be_written_is_named(public: Path) -> None:
-    path = public / "jobs.db"
-    public.chmod(0o555)
-    told = try_to_enqueue(path)
-    assert told.startswith(f"BackendUnavailable database {path} cannot be opened: allow this user")
 
 
 # --- the file ---------------------------------------------------------------------------------------------
@@ -170,21 +167,15 @@ def test_a_damaged_file_is_named(path: Path, open_sqlite: Open) -> None:
         open_sqlite().list_messages(limit=1000)
 
 
-def test_a_database_of_another_program_is_refused(path: Path, open_sqlite: Open) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE messages (text)")
-    connection.close()
-    with pytest.raises(ConfigurationError, match="holds tables of another program: give jobpool a file of its own"):
-        open_sqlite()
-
-
-def test_a_database_of_a_newer_jobpool_is_refused(path: Path, open_sqlite: Open) -> None:
-    SqliteBackend(str(path)).close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(ConfigurationError, match=r"schema version 99, .* install the newer jobpool"):
-        open_sqlite()
+def test_a_database_of_another_program_or_of_a_newer_jobpool_is_refused(path: Path, open_sqlite: Open) -> None:
+    for statement, told in [
+        ("CREATE TABLE messages (text)", "holds tables of another program: give jobpool a file of its own"),
+        ("PRAGMA user_version = 99", r"schema version 99, .* install the newer jobpool"),
+    ]:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(statement)
+        with pytest.raises(ConfigurationError, match=told):
+            open_sqlite()
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
@@ -223,15 +214,7 @@ def test_the_files_beside_it_stay_while_other_programs_come_and_go(open_sqlite: 
         assert backend.ack(lease)
 
 
-# --- closing and forking ----------------------------------------------------------------------------------
-
-
-def test_a_closed_backend_says_so(open_sqlite: Open) -> None:
-    backend = open_sqlite()
-    backend.close()
-    backend.close()
-    with pytest.raises(BackendUnavailable, match="was closed"):
-        backend.enqueue(a_job())
+# --- closing ----------------------------------------------------------------------------------------------
 
 
 def test_no_file_stays_open(path: Path, open_sqlite: Open) -> None:
@@ -264,21 +247,6 @@ def open_files() -> list[str]:
 
 def inotify_count() -> int:
     return sum("inotify" in target for target in open_files())
-
-
-def test_a_backend_is_not_used_across_a_fork(open_sqlite: Open) -> None:
-    backend = open_sqlite()
-    backend.enqueue(a_job())
-    child = os.fork()
-    if not child:
-        try:
-            backend.stats(QUEUE)
-        except ConfigurationError as error:
-            os._exit(0 if "open the backend after the fork" in str(error) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert backend.stats(QUEUE).waiting == 1
 
 
 # --- processes that die -----------------------------------------------------------------------------------
@@ -376,3 +344,22 @@ def test_who_waits_leaves_a_connection_for_others_when_no_more_can_be_opened(ope
     with no_more_descriptors(), backend._database.session():  # as a wait keeps one
         backend.enqueue(a_job())
     assert backend.stats(QUEUE).waiting == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["UPDATE bodies SET body = '{}'", "UPDATE bodies SET body = 7", "DELETE FROM bodies"],
+    ids=["text", "number", "gone"],
+)
+def test_a_body_that_is_no_blob_is_fetched_as_an_empty_one_and_refused(
+    open_sqlite: Open, path: Path, change: str
+) -> None:
+    """It would end the pool that fetches it: no text is decoded, and no number has a length."""
+    backend = open_sqlite()
+    backend.enqueue(a_job())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert lease.body == b""
+    with pytest.raises(MalformedEnvelope):
+        _ = lease.envelope

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from support.jobs import QUEUE, a_job, new_lease
-from support.waiting import wait_until
 
 from jobpool_backends.inotify import Listener, wake
 from jobpool_backends.sqlite import SqliteBackend
@@ -112,23 +111,3 @@ def test_where_the_kernel_has_no_listener_left_it_looks_at_intervals(
         producer.enqueue(a_job())
         assert found.result(10.0) == QUEUE
     assert backend.wait_any(["nothing"], 0.05) is None
-
-
-def test_traffic_of_other_queues_wakes_nobody(open_sqlite: Open) -> None:
-    backend, producer = open_sqlite(), open_sqlite()
-    with ThreadPoolExecutor(1) as executor:
-        found = executor.submit(backend.wait_any, [QUEUE], 30.0)
-        for _ in range(50):
-            producer.enqueue(a_job(queue="mails"))
-        assert not found.done()
-        producer.enqueue(a_job())
-        assert found.result(10.0) == QUEUE
-
-
-def test_closing_ends_the_wait(open_sqlite: Open) -> None:
-    backend = open_sqlite()
-    with ThreadPoolExecutor(1) as executor:
-        found = executor.submit(backend.wait_any, [QUEUE], 30.0)
-        wait_until(found.running)
-        backend.close()
-        assert found.exception(10.0) is not None or found.result() is None
