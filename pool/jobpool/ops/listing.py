@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -22,11 +23,13 @@ from jobpool.ipc.process_options import ChildOptions
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Return what a fork server would tell (`Loaded`), `unfit` and `refused`; or `error`: why there are no handlers."""
     inheritance = Inheritance()
-    faulthandler.dump_traceback_later(asked.pop("limit"), exit=True)  # names the line where the import hangs
+    # An alarm names the line where the import hangs, and ends this process. It needs no thread, which would be counted.
+    faulthandler.register(signal.SIGALRM, chain=True)
+    signal.setitimer(signal.ITIMER_REAL, asked.pop("limit"))
     try:
         options = ChildOptions(**asked)
         found = load(options)
-        faulthandler.cancel_dump_traceback_later()  # its thread would count as one of the app's
+        signal.setitimer(signal.ITIMER_REAL, 0)
     except JobpoolError as error:
         return {"error": str(error)}
     unfit = [

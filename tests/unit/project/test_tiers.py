@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-LAWS = "tests/contract/test_renew_law.py"
-REFUSED = f"{LAWS}::test_a_ttl_out_of_range_is_refused"
+LAWS = "tests/contract/test_arguments_law.py"
+RANGES = f"{LAWS}::test_a_number_out_of_its_range_is_refused_with_a_sentence"
+DELAYS = f"{LAWS}::test_a_delay_that_is_not_a_number_is_refused_before_anything_is_done"
 
 
 def collected(*words: str) -> set[str]:
@@ -23,11 +24,11 @@ def test_laws_are_collected_on_the_backends_that_can_keep_them() -> None:
 
     assert some < every
     assert not any("[sync" in name for name in every), "it keeps no leases"
-    assert {name for name in some if REFUSED in name and "-1.0" in name} == {f"{REFUSED}[memory--1.0]"}
-    assert f"{REFUSED}[redis-cluster--1.0]" in every
-    assert f"{LAWS}::test_at_the_deadline_it_is_too_late[servicebus]" in some
-    assert f"{LAWS}::test_at_the_deadline_it_is_too_late[redis-cluster]" in every - some
-    assert {name for name in every if REFUSED in name} == collected(REFUSED), "what is named runs on every backend"
+    assert {name for name in some if DELAYS in name and "-True" in name} == {f"{DELAYS}[memory-True]"}
+    assert f"{DELAYS}[redis-cluster-True]" in every
+    assert f"{RANGES}[servicebus]" in some
+    assert f"{RANGES}[redis-cluster]" in every - some
+    assert {name for name in every if DELAYS in name} == collected(DELAYS), "what is named runs on every backend"
 
 
 def test_every_row_of_faults_has_a_test_that_runs_by_default() -> None:

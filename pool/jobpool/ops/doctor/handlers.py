@@ -26,8 +26,6 @@ from jobpool.settings import ANY_COMMAND, Settings
 
 ANSWER_LIMIT_S = 10.0  # seconds after boot_timeout in which the process that imports has to tell where it hangs
 
-_TIMED_OUT = "Timeout ("  # how Python's fault handler begins
-
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox")
 _STARTERS = ("env", "find", "nice", "nohup", "ssh", "su", "sudo", "timeout", "xargs")
 _LANGUAGES = ("awk", "lua", "node", "perl", "php", "python", "python3", "ruby")
@@ -168,7 +166,8 @@ def _last_words(printed: str) -> str:
 
 def _hangs(settings: Settings, stack: str) -> Finding:
     """Return the finding of an import that takes too long. `stack`: of the fault handler, the main thread last."""
-    calls = [call.removeprefix("File ") for call in innermost(stack.strip().rpartition("\n\n")[2])]
+    lines = innermost(stack.strip().rpartition("\n\n")[2])
+    calls = [line.removeprefix("File ") for line in lines if "<frozen " not in line]
     where = f": it is at {', called from '.join(calls)}" if calls else ""
     found = f"the app was not imported after {settings.boot_timeout:g} s (boot_timeout){where}"
     mend = "correct that, or set a longer boot_timeout"
@@ -195,7 +194,7 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
     except subprocess.TimeoutExpired:
         return _hangs(settings, "")
     except ValueError:
-        if f"\n{_TIMED_OUT}" in f"\n{done.stderr}":
+        if done.returncode == -signal.SIGALRM:
             return _hangs(settings, done.stderr)
         told = {"error": f"while it was imported, the app {_exit_of(done.returncode)}{_last_words(done.stderr)}"}
     if "error" in told:
