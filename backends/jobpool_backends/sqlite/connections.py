@@ -70,6 +70,10 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
         with _gate:
             _all.add(self)
 
+    def check_process(self) -> None:
+        """Raise as `check_usable`, without a look at the files."""
+        super().check_usable()
+
     def check_usable(self) -> None:
         super().check_usable()
         files = self._files

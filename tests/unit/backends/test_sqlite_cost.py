@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlite_explained import tracing
@@ -97,3 +99,12 @@ def test_guarded_jobs_settle_in_a_few_statements_more(backend: SqliteBackend) ->
     with tracing(backend) as statements:
         backend.ack(lease.guarded(guards))
     assert len(statements) == 8 + 2  # the hold is left, the key is done
+
+
+def test_a_write_looks_at_each_of_the_files_once(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    look = os.stat
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda path, **options: looked.append(path) or look(path, **options))
+        backend.enqueue(a_job())
+    assert len(looked) == len(set(looked)) == 3  # the database, its log and what its users share
