@@ -113,9 +113,9 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
 
     def leave(self) -> None:
         """Close all connections before a fork. Blocks until they are given back, or the time is over."""
+        self.is_forking = True
         idle, self._idle = self._idle, _ClosedStack()
         self._files = dict.fromkeys(self._files) | {self.path: self._files.get(self.path)}
-        self.is_forking = True
         wake(self.path)
         give_up = time.monotonic() + self._timeout
         while True:
@@ -127,7 +127,9 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
             time.sleep(_POLL_S)
 
     def go_on(self) -> None:
-        """Allow connections again, in either process."""
+        """Allow connections again, in either process. Called again, it does what an interrupt has left."""
+        if not self.is_forking:
+            return
         if self.is_inherited and self._has_open():
             _spoilt.add(self._real)
         self._idle = []
@@ -144,9 +146,18 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
+    try:
+        _go_on()
+    finally:
+        try:
+            _go_on()  # again, in case that was interrupted: a signal's handler may raise here
+        finally:
+            _gate.release()  # the forked thread is its owner in the child, too
+
+
+def _go_on() -> None:
     for connections in list(_all):
         connections.go_on()
-    _gate.release()  # the forked thread is its owner in the child, too
 
 
 @cache
