@@ -29,8 +29,8 @@ _SPOILT = (
 )
 _POLL_S = 0.001
 
-_gate = threading.RLock()
-"""Held for a fork, and to open a connection. Reentrant, for a signal's handler that forks."""
+gate = threading.RLock()
+"""Held for a fork, and to open a connection; or several at once. Reentrant, for a signal's handler that forks."""
 _all: weakref.WeakSet[FileConnections] = weakref.WeakSet()
 _spoilt: set[str] = set()  # files that were in use when this process was forked
 
@@ -67,7 +67,7 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
         self._files: dict[str, int | None] = dict.fromkeys((path, f"{self._real}-wal", self.shared))
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         _hook_forks()
-        with _gate:
+        with gate:
             _all.add(self)
 
     def check_process(self) -> None:
@@ -87,7 +87,7 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
 
     def open(self) -> Connection:
         """Open a connection. Blocks for a fork that is under way."""
-        with _gate:
+        with gate:
             if self._real in _spoilt:
                 raise BackendUnavailable(_SPOILT.format(path=self.path))
             connection = sqlite3.connect(
@@ -140,7 +140,7 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
 
 
 def _before_fork() -> None:
-    _gate.acquire()
+    gate.acquire()
     for connections in list(_all):
         connections.leave()
 
@@ -152,7 +152,7 @@ def _after_fork() -> None:
         try:
             _go_on()  # again, in case that was interrupted: a signal's handler may raise here
         finally:
-            _gate.release()  # the forked thread is its owner in the child, too
+            gate.release()  # the forked thread is its owner in the child, too
 
 
 def _go_on() -> None:

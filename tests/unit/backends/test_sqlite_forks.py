@@ -167,3 +167,29 @@ def test_an_interrupt_after_a_fork_keeps_nobody_from_the_file(
     other.join(10.0)
     assert not other.is_alive()
     assert not backend._database.is_forking
+
+
+def test_a_fork_amid_the_first_wait_finds_no_connection_open(
+    open_sqlite: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait holds one connection while it opens another."""
+    backend = open_sqlite(timeout=2.0)
+    database, are_open = backend._database, list[bool]()
+
+    def fork_here() -> None:
+        connections._before_fork()
+        are_open.append(database._has_open())
+        connections._after_fork()
+
+    forking = threading.Thread(target=fork_here)
+
+    def open_late() -> connections.Connection:
+        monkeypatch.undo()
+        forking.start()
+        time.sleep(0.2)
+        return database.open()
+
+    monkeypatch.setattr(database, "open", open_late)
+    assert backend.fetch(QUEUE, wait=0.5) is None
+    forking.join(10.0)
+    assert are_open == [False]
