@@ -29,8 +29,8 @@ _SPOILT = (
 )
 _POLL_S = 0.001
 
-_gate = threading.RLock()
-"""Held for a fork, and to open a connection. Reentrant, for a signal's handler that forks."""
+gate = threading.RLock()
+"""Held for a fork, and to open a connection; or several at once. Reentrant, for a signal's handler that forks."""
 _all: weakref.WeakSet[FileConnections] = weakref.WeakSet()
 _spoilt: set[str] = set()  # files that were in use when this process was forked
 
@@ -67,8 +67,12 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
         self._files: dict[str, int | None] = dict.fromkeys((path, f"{self._real}-wal", self.shared))
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         _hook_forks()
-        with _gate:
+        with gate:
             _all.add(self)
+
+    def check_process(self) -> None:
+        """Raise as `check_usable`, without a look at the files."""
+        super().check_usable()
 
     def check_usable(self) -> None:
         super().check_usable()
@@ -83,7 +87,7 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
 
     def open(self) -> Connection:
         """Open a connection. Blocks for a fork that is under way."""
-        with _gate:
+        with gate:
             if self._real in _spoilt:
                 raise BackendUnavailable(_SPOILT.format(path=self.path))
             connection = sqlite3.connect(
@@ -109,9 +113,9 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
 
     def leave(self) -> None:
         """Close all connections before a fork. Blocks until they are given back, or the time is over."""
+        self.is_forking = True
         idle, self._idle = self._idle, _ClosedStack()
         self._files = dict.fromkeys(self._files) | {self.path: self._files.get(self.path)}
-        self.is_forking = True
         wake(self.path)
         give_up = time.monotonic() + self._timeout
         while True:
@@ -123,7 +127,9 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
             time.sleep(_POLL_S)
 
     def go_on(self) -> None:
-        """Allow connections again, in either process."""
+        """Allow connections again, in either process. Called again, it does what an interrupt has left."""
+        if not self.is_forking:
+            return
         if self.is_inherited and self._has_open():
             _spoilt.add(self._real)
         self._idle = []
@@ -134,15 +140,24 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
 
 
 def _before_fork() -> None:
-    _gate.acquire()
+    gate.acquire()
     for connections in list(_all):
         connections.leave()
 
 
 def _after_fork() -> None:
+    try:
+        _go_on()
+    finally:
+        try:
+            _go_on()  # again, in case that was interrupted: a signal's handler may raise here
+        finally:
+            gate.release()  # the forked thread is its owner in the child, too
+
+
+def _go_on() -> None:
     for connections in list(_all):
         connections.go_on()
-    _gate.release()  # the forked thread is its owner in the child, too
 
 
 @cache

@@ -102,7 +102,7 @@ class Database(FileConnections):
         Wakes the threads of all processes that wait for jobs, if it freed some, or for their ends. Raises
         `BackendUnavailable`: no turn in time, or SQLite failed. Unless a commit failed, nothing was changed.
         """
-        super().check_usable()  # before the turn: after a fork it may be that of a thread which is not there
+        self.check_process()  # before the turn: after a fork it may be that of a thread which is not there
         try:
             with self._turns.step(self._timeout) as connection:
                 step = Step(connection, self.moment())

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
 from jobpool_backends.shared import MICRO, IdleConnections
+from jobpool_backends.sqlite.connections import gate
 from jobpool_backends.sqlite.database import Database
 
 LOOK_INTERVAL_S = 0.5  # between two looks when nothing wakes us
@@ -61,10 +62,10 @@ class Waiter:
         give_up = time.monotonic() + timeout
         try:
             while True:
+                if self._is_first:  # a wait keeps its connection; others need one, also when no more can be opened
+                    with gate, self._database.session(), self._database.session():  # a fork would await the first
+                        self._is_first = False
                 with self._listeners.lend() as listener, self._database.session() as connection:
-                    if self._is_first:  # a wait keeps its connection; others need one, also when no more can be opened
-                        with self._database.session():
-                            self._is_first = False
                     found = self._wait(connection, listener, queues, give_up)
                 if found or self._database.closed or time.monotonic() >= give_up:
                     return found

@@ -152,7 +152,7 @@ class _Interpreter:
             if now != before:
                 put(before)
         for name, before in self._finders.items():
-            if getattr(sys, name) != before:
+            if getattr(sys, name, None) != before:
                 self._finders[name] = _with_the_lost(name, before)
                 importlib.invalidate_caches()  # what was asked for without them is noted as not there
 
@@ -162,7 +162,7 @@ class _Interpreter:
             self._restore_settings()
         if self._noted.changed or os.environ is not self._environ:
             self._restore_environment()
-        if sys.path != self._path:
+        if getattr(sys, "path", None) != self._path:
             self._path = _with_the_lost("path", self._path)
         if warnings.filters != self._filters:
             self._restore_filters()
@@ -195,11 +195,12 @@ class _Interpreter:
 
 def _with_the_lost(name: str, before: list[Any]) -> list[Any]:
     """Put lost entries of this list of `sys` back, after those that were added; return a copy of what it holds then."""
-    now = getattr(sys, name)
+    now = getattr(sys, name, None) or []
     added = [entry for entry in now if entry not in before]
     if len(now) - len(added) < len(before):
-        setattr(sys, name, [*added, *before])
-    return list(getattr(sys, name))
+        now = [*added, *before]
+        setattr(sys, name, now)
+    return list(now)
 
 
 def _settings() -> list[Any]:
@@ -236,8 +237,8 @@ def _rare_settings() -> tuple[Any, ...]:
         sys.getswitchinterval(),
         sys.get_int_max_str_digits(),
         threading.stack_size(),
-        tuple(sys.argv),
-        sys.stdin,
+        tuple(getattr(sys, "argv", None) or ()),  # a handler may have taken it away
+        getattr(sys, "stdin", None),
         getattr(sys, "tracebacklimit", None),
     )
 

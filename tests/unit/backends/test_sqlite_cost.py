@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlite_explained import tracing
@@ -186,3 +188,12 @@ def test_what_has_ended_is_cleared_once(backend: SqliteBackend, clock: ManualClo
             stats = backend.claims.stats(QUEUE)
         assert [sql for sql in statements if sql.startswith("BEGIN")] == begins
         assert (stats.free, stats.expired) == (1, 1)
+
+
+def test_a_write_looks_at_each_of_the_files_once(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    look = os.stat
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda path, **options: looked.append(path) or look(path, **options))
+        backend.enqueue(a_job())
+    assert len(looked) == len(set(looked)) == 3  # the database, its log and what its users share

@@ -16,7 +16,8 @@ from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite import SqliteBackend, connections
+from jobpool_backends.sqlite.connections import FileConnections
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -145,3 +146,50 @@ def test_after_a_fork_a_file_that_goes_missing_is_noticed_still(path: Path, open
     os.unlink(f"{path}{ending}")
     with pytest.raises(BackendUnavailable, match="was removed or replaced"):
         backend.enqueue(a_job())
+
+
+def test_an_interrupt_after_a_fork_keeps_nobody_from_the_file(
+    open_sqlite: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's handler raised there, such as the time limit of a job that forks."""
+    backend = open_sqlite()
+
+    def interrupted(_: FileConnections) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FileConnections, "go_on", interrupted)
+    connections._before_fork()
+    with pytest.raises(KeyboardInterrupt):
+        connections._after_fork()
+    other = threading.Thread(target=backend.enqueue, args=[a_job()], daemon=True)
+    other.start()
+    other.join(10.0)
+    assert not other.is_alive()
+    assert not backend._database.is_forking
+
+
+def test_a_fork_amid_the_first_wait_finds_no_connection_open(
+    open_sqlite: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait holds one connection while it opens another."""
+    backend = open_sqlite(timeout=2.0)
+    database, are_open = backend._database, list[bool]()
+
+    def fork_here() -> None:
+        connections._before_fork()
+        are_open.append(database._has_open())
+        connections._after_fork()
+
+    forking = threading.Thread(target=fork_here)
+
+    def open_late() -> connections.Connection:
+        monkeypatch.undo()
+        forking.start()
+        time.sleep(0.2)
+        return database.open()
+
+    monkeypatch.setattr(database, "open", open_late)
+    assert backend.fetch(QUEUE, wait=0.5) is None
+    forking.join(10.0)
+    assert are_open == [False]

@@ -65,3 +65,23 @@ def test_scheduling_and_settings_of_the_interpreter_are_put_back_and_stacks_of_c
     one_core = len(os.sched_getaffinity(0)) == 1
     assert line == f"'' True {[not one_core, *[True] * 12]}", told.stderr
     assert "Segmentation fault" in stack
+
+
+TAKEN_AWAY = """
+import sys
+from jobpool.child.restore import Tidy
+
+names = "argv", "stdin", "meta_path", "path_hooks", "path"
+tidy = Tidy(2)
+before = [getattr(sys, name) for name in names]
+for name in names:
+    delattr(sys, name)
+print(repr(tidy.restore(10.0, True)), [getattr(sys, name) for name in names] == before)
+sys.argv = sys.meta_path = sys.path = None
+print(repr(tidy.restore(20.0, True)), [getattr(sys, name) for name in names] == before)
+"""
+
+
+def test_what_a_handler_has_deleted_from_sys_is_put_back_and_costs_no_job() -> None:
+    told = subprocess.run([sys.executable, "-c", TAKEN_AWAY], capture_output=True, text=True, timeout=60, check=False)
+    assert (told.stdout.splitlines(), told.stderr) == (["'' True", "'' True"], "")
