@@ -176,7 +176,7 @@ def _leads(connection: object, what: str) -> str:
 
 
 def _elsewhere(connection: object) -> Elsewhere:
-    return Elsewhere(_leads(connection, "is not the queue's: connect to that"))
+    return Elsewhere(_leads(connection, "is not the queue's database: connect to that"))
 
 
 def not_open(error: psycopg.Error) -> InvalidJob:
