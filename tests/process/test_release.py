@@ -60,8 +60,9 @@ def test_both_hold_what_is_installed(release: Path) -> None:
 def test_every_extra_that_a_text_names_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path for top in ("pool", "backends", "docs") for path in (ROOT / top).rglob("*") if path.suffix in TEXTS]
-    named = {extra for path in texts for extra in re.findall(r"jobpool\[([a-z]+)\]", path.read_text("utf-8"))}
-    assert "metrics" in named
+    texts.append(ROOT / "README.md")
+    named = {extra for path in texts for extra in re.findall(r"(?:jobpool|'\.)\[([a-z]+)\]", path.read_text("utf-8"))}
+    assert {"postgres", "redis"} <= named
     assert named <= set(project["optional-dependencies"])
 
 

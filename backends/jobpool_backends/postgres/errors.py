@@ -103,8 +103,8 @@ _STATEMENT_MODE = mend("is behind a pooler that allows no transactions: set pool
 _CLOSED = wait("closed the connection: try again when it is up")
 _ELSE = wait("cannot be reached")
 _UNKEPT = Meaning(InvalidJob, "cannot keep a value")
-_UNWELL = wait("reports trouble of its own: see its log")
-_UNWELL_CLASSES = ("53", "54", "55", "57", "58", "XX")  # of codes: the server's resources, limits, state and faults
+# Classes of codes: the server's resources, limits, state and faults.
+_BY_CLASS = dict.fromkeys(("53", "54", "55", "57", "58", "XX"), wait("reports trouble of its own: see its log"))
 
 
 def is_conflict(error: psycopg.Error) -> bool:
@@ -122,8 +122,9 @@ def is_stale(error: psycopg.Error) -> bool:
 
 def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
     """Raise what the error of a statement means. One that nothing here explains is a fault in jobpool, and stays."""
-    meaning = _BY_CODE.get(error.sqlstate or "")
-    if error.sqlstate == BATCH_NOT_OPEN:
+    code = error.sqlstate or ""
+    meaning = _BY_CODE.get(code) or _BY_CLASS.get(code[:2])
+    if code == BATCH_NOT_OPEN:
         raise not_open(error) from None
     if isinstance(error, AnswerTimeout):
         meaning = _SILENT
@@ -133,8 +134,6 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
         meaning = _CLOSED
     elif meaning is None and isinstance(error, psycopg.DataError):
         meaning = _UNKEPT
-    elif meaning is None and (error.sqlstate or "").startswith(_UNWELL_CLASSES):
-        meaning = _UNWELL
     if meaning is None:
         raise error
     raise _said(error, address, meaning) from None

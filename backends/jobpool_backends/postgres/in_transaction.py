@@ -86,15 +86,13 @@ def enqueue(
     open. After that the transaction can only be rolled back.
     """
     if all(map(is_plain, messages)):
-        sql, parameters = f"{ENQUEUE} {_AT_HOME}", columns(messages)
-        is_elsewhere = not _ask(connection, schema, sql, parameters | {"home": home})
-        known: dict[str, str] = {}
-    else:
-        sql, parameters = f"{BRING} {_AT_HOME} {_ELSEWHERE}", all_columns(messages, brought)
-        known = dict(_ask(connection, schema, sql, parameters | {"home": home}))
-        is_elsewhere = None in known
-    if is_elsewhere:
-        raise Elsewhere(_leads(connection, "is not the queue's: connect to that"))
+        if not _ask(connection, schema, f"{ENQUEUE} {_AT_HOME}", columns(messages) | {"home": home}):
+            raise _elsewhere(connection)
+        return {}
+    parameters = all_columns(messages, brought) | {"home": home}
+    known = dict(_ask(connection, schema, f"{BRING} {_AT_HOME} {_ELSEWHERE}", parameters))
+    if None in known:
+        raise _elsewhere(connection)
     return known
 
 
@@ -117,7 +115,7 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
         raise
     if answer in _ANSWERS:
         if home != ticket["home"]:
-            raise Elsewhere(_leads(connection, "is not the queue's: connect to that"))
+            raise _elsewhere(connection)
         raise LeaseLost(
             f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"
         )
@@ -175,6 +173,10 @@ def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) 
 def _leads(connection: object, what: str) -> str:
     info = _check(connection).info
     return f"the connection leads to database {info.dbname!r} on {info.host}:{info.port}, which {what}"
+
+
+def _elsewhere(connection: object) -> Elsewhere:
+    return Elsewhere(_leads(connection, "is not the queue's database: connect to that"))
 
 
 def not_open(error: psycopg.Error) -> InvalidJob:

@@ -279,18 +279,16 @@ def check_current(connection: Connection, schema: str) -> str:
 
 def _read_version(connection: Connection, schema: str) -> tuple[int, str]:
     """Return the schema's version and `HOME`; 0 and no text when it is not there."""
-    version: int
-    home: str
     try:
-        [(version, home)] = _ask(connection, fill(_READ, schema))
+        found: tuple[int, str] = _ask(connection, fill(_READ, schema))[0]
     except psycopg.errors.UndefinedTable:
         return 0, ""
-    if version > VERSION:
+    if found[0] > VERSION:
         raise ConfigurationError(
-            f"schema {schema!r} has version {version}, and this jobpool knows {VERSION}: install the newer jobpool that"
-            " migrated it, or name another schema in the URL"
+            f"schema {schema!r} has version {found[0]}, and this jobpool knows {VERSION}: install the newer jobpool"
+            " that migrated it, or name another schema in the URL"
         )
-    return version, home
+    return found
 
 
 def _migrate(connection: Connection, schema: str) -> None:

@@ -79,7 +79,7 @@ class Place(NamedTuple):
     member: str
 
 
-_text = methodcaller("decode", errors="replace")  # of a member, which may be changed by hand
+_text = methodcaller("decode", errors="replace")  # of a member or a name, which may be changed by hand
 
 
 class Inspector:
@@ -107,8 +107,8 @@ class Inspector:
 
     def names(self) -> list[str]:
         """Return the names of all queues that ever had a message, sorted."""
-        names = [name.decode(errors="replace") for name in self._keys.link.call("SMEMBERS", self._keys.queues)]
-        return sorted(name for name in names if QUEUE_NAME.fullmatch(name))  # no others: they were written by hand
+        names = map(_text, self._keys.link.call("SMEMBERS", self._keys.queues))
+        return sorted(filter(QUEUE_NAME.fullmatch, names))  # no others: they were written by hand
 
     def count(self, where: MessageFilter, cap: int) -> int:
         if where == MessageFilter(queue=where.queue, states=where.states):

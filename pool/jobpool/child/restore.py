@@ -138,7 +138,8 @@ class _Interpreter:
     """Settings that Python keeps for the whole process."""
 
     def __init__(self) -> None:
-        self._settings, self._rare_settings = _settings(), _rare_settings()
+        self._settings = _settings()
+        self._rare_settings = [(get, get(), put) for get, put in _RARE]
         self._environ = os.environ
         self._noted = _NotedVariables(os.environ._data)  # type: ignore[attr-defined]
         os.environ._data = os.environb._data = self._noted  # type: ignore[attr-defined]
@@ -148,8 +149,8 @@ class _Interpreter:
         self._filters = list(warnings.filters)
 
     def restore_rare(self) -> None:
-        for before, now, put in zip(self._rare_settings, _rare_settings(), _PUT_RARE, strict=True):
-            if now != before:
+        for get, before, put in self._rare_settings:
+            if get() != before:
                 put(before)
         for name, before in self._finders.items():
             if getattr(sys, name, None) != before:
@@ -230,28 +231,16 @@ _PUT: tuple[Callable[[Any], object], ...] = (
 )
 
 
-def _rare_settings() -> tuple[Any, ...]:
-    """Return those in the order of `_PUT_RARE`."""
-    return (
-        gc.get_threshold(),
-        sys.getswitchinterval(),
-        sys.get_int_max_str_digits(),
-        threading.stack_size(),
-        tuple(getattr(sys, "argv", None) or ()),  # a handler may have taken it away
-        getattr(sys, "stdin", None),
-        getattr(sys, "tracebacklimit", None),
-    )
-
-
-_PUT_RARE: tuple[Callable[[Any], object], ...] = (
-    lambda threshold: gc.set_threshold(*threshold),
-    sys.setswitchinterval,
-    sys.set_int_max_str_digits,
-    threading.stack_size,
-    lambda words: setattr(sys, "argv", list(words)),
-    partial(setattr, sys, "stdin"),
-    partial(setattr, sys, "tracebacklimit"),
+_RARE: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (gc.get_threshold, lambda threshold: gc.set_threshold(*threshold)),
+    (sys.getswitchinterval, sys.setswitchinterval),
+    (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    (threading.stack_size, threading.stack_size),
+    (lambda: list(getattr(sys, "argv", None) or ()), lambda words: setattr(sys, "argv", list(words))),
+    (lambda: getattr(sys, "stdin", None), partial(setattr, sys, "stdin")),
+    (lambda: getattr(sys, "tracebacklimit", None), partial(setattr, sys, "tracebacklimit")),
 )
+"""Settings that jobs hardly ever change, or take away: how each is asked for, and put back."""
 
 
 def _working_directory() -> str:

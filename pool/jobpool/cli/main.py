@@ -359,7 +359,7 @@ def explained(error: Exception) -> tuple[int, str, str]:
 
 @contextmanager
 def logged_failure(log_format: str, event: str) -> Iterator[None]:
-    """Log what ends the block, if the log is JSON, in place of the sentence: no reader of such a log expects one."""
+    """Log an error that ends the block, if the log is JSON. Its reader expects no sentence in between."""
     try:
         yield
     except (click.exceptions.Exit, click.Abort, BrokenPipeError):

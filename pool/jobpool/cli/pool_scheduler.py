@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 
 from jobpool.cron.service import serve
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.scheduler_process import READY, REFUSED, CronStart, Pulse, say, say_fired
+from jobpool.ipc.scheduler_process import REFUSED, CronStart, MasterPipe
 from jobpool.telemetry.logs import configure
 
 
@@ -24,10 +23,11 @@ def main(argv: list[str]) -> int:
     start = CronStart.from_json(os.pread(config, os.fstat(config).st_size, 0))
     os.close(config)
     configure(start.log_level, start.log_format).write_in_background()
+    master_pipe = MasterPipe(line)
     try:
-        serve(start, pulse=Pulse(line), on_ready=partial(say, line, READY), on_fired=partial(say_fired, line))
+        serve(start, master_pipe)
     except JobpoolError as error:
-        say(line, str(error).encode())  # the master logs it
+        master_pipe.say(str(error).encode())  # the master logs it
         return REFUSED if isinstance(error, ConfigurationError) else 1
     return 0
 

@@ -70,7 +70,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
 
     if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
-    linux.ends_with_terminal()  # asked while it is there
+    linux.ends_with_terminal()  # looked for while it is there
     with contextlib.suppress(ValueError):  # elsewhere than on the main thread
         signal.signal(signal.SIGHUP, _hang_up)  # until the pool takes signals
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
@@ -108,10 +108,8 @@ def _tell_default(pool: Settings, config: ConfigFile) -> None:
     from jobpool.broker.config_file import SQLITE
     from jobpool.broker.opening import missing_database
 
-    beside = {str(Path(app).resolve().with_name("jobpool.db")) for app in pool.apps if os.path.isabs(app)}
-    others = [
-        path for path in sorted(beside) if os.path.isfile(path) and Path(path).parent != config.directory.resolve()
-    ]
+    folders = {Path(app).resolve().parent for app in pool.apps if os.path.isabs(app)} - {config.directory.resolve()}
+    others = sorted(path for folder in folders if os.path.isfile(path := str(folder / "jobpool.db")))
     fields: dict[str, Any] = {"file": pool.backend.removeprefix(SQLITE)}
     if others:
         mend = "start the pool in that folder, or set backend"
@@ -121,7 +119,7 @@ def _tell_default(pool: Settings, config: ConfigFile) -> None:
 
 
 def _hang_up(*_: object) -> None:
-    """Do not end the process for a reload that comes too early, but for a terminal that was closed."""
+    """Pass over a reload that comes too early; end the process if its terminal was closed."""
     from jobpool.ipc.linux import terminal_is_closed
 
     if terminal_is_closed():
@@ -145,11 +143,11 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
-    about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
-    about["scheduler"] = pool.cron
+    about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "scheduler": pool.cron}
     try:
         place = runtime_dir(pool.runtime_dir)
-        note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=__version__, **about)
+        about |= {"directory": place, "version": __version__, "since": time.time()}
+        note = this_pool(name=pool.name, backend=pool.backend, **about)
         path = register(place, note)
     except ConfigurationError as error:
         if pool.runtime_dir is not None:

@@ -102,6 +102,7 @@ class CronRunner:
             Owner(socket.gethostname(), os.getpid(), name),
             check_grace(grace),
             environment,
+            lambda schedule: self.on_inline(schedule),
         )
         self.time = CronTime(backend, clock)
         self._told_ahead: set[str] = set()
@@ -146,7 +147,7 @@ class CronRunner:
         keys. A firing that is inline, has dependencies, or makes up for several instants has its own.
         """
         fixed = None if now is None else _aware(now)
-        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped, self.on_inline)
+        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
         self._memory.read(tick.now)
         self._note_ahead(tick.now)
         tick.run(self.planned)

@@ -35,7 +35,7 @@ from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc.alarm import is_in_call
 from jobpool.ipc.frames import MAX_SAID_BYTES
 from jobpool.ipc.process_options import ChildOptions
-from jobpool.ipc.scheduler_process import TURNS_EVERY_S, CronStart, Pulse
+from jobpool.ipc.scheduler_process import READY, TURNS_EVERY_S, CronStart, MasterPipe
 from jobpool.message import producer
 from jobpool.message.definition import rfc3339
 from jobpool.message.masking import Masker
@@ -79,12 +79,12 @@ class Stop:
 
     The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
     now. If that is resisted, the third ends the process, with status 128 + the signal's number. A pipe, and not an
-    event: a signal handler must not take a lock that its own thread is just about to take. `beat` is called whenever
+    event: a signal handler must not take a lock that its own thread is just about to take. `on_turn` is called whenever
     somebody asks whether to stop, and now and then in a sleep.
     """
 
-    def __init__(self, beat: Callable[[], object] | None = None) -> None:
-        self._beat = beat
+    def __init__(self, on_turn: Callable[[], object] = lambda: None) -> None:
+        self._on_turn = on_turn
         self._here, self._there = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: dict[int, Any] = {}
         self._is_set = False
@@ -97,14 +97,13 @@ class Stop:
         os.write(self._there, b"!")
 
     def stopped(self) -> bool:
-        if self._beat is not None:
-            self._beat()
+        self._on_turn()
         return self._is_set
 
     def sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self.stopped() and (left := until - time.monotonic()) > 0:
-            select.select([self._here], [], [], left if self._beat is None else min(left, TURNS_EVERY_S))
+            select.select([self._here], [], [], min(left, TURNS_EVERY_S))
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -270,19 +269,13 @@ def runner_of(start: CronStart, backend: QueueBackend, schedulers: list[Schedule
     )
 
 
-def serve(
-    start: CronStart,
-    *,
-    pulse: Pulse | None = None,
-    on_ready: Callable[[], object] | None = None,
-    on_fired: Callable[[list[float]], object] | None = None,
-) -> None:
+def serve(start: CronStart, master: MasterPipe | None = None) -> None:
     """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
 
     Until the app is imported and the broker has answered, those signals keep their old effect, so that a hanging import
-    can be stopped. `pulse`: this process is a pool's own, and beats while it turns. As in the pool's children, its jobs
-    enqueue only to the pool's broker, whatever URL a `Jobs` names. `on_ready` is called once nothing can refuse the
-    start any more. `on_fired` is called after a turn that fired something, with the lateness of each in seconds.
+    can be stopped. `master`: this process is a pool's own. It tells the master when nothing can refuse the start any
+    more, that it turns, and how late firings were. As in the pool's children, its jobs enqueue only to the pool's
+    broker, whatever URL a `Jobs` names.
 
     Raises `ConfigurationError`: the app or a setting cannot work. `BackendUnavailable`: the broker does not answer at
     the start; later outages are waited out.
@@ -291,21 +284,21 @@ def serve(
     def tell(firings: Sequence[Firing]) -> None:
         report(firings, start.options)
         late = [firing.lateness for firing in firings if firing.status is FiringStatus.FIRED]
-        if late and on_fired is not None:
-            on_fired(late)
+        if master is not None:
+            master.fired(late)
 
     setproctitle(f"jobpool: cron [{start.name}]")
     schedulers = schedules_of(start.options, may_be_empty=start.may_be_empty)
     with opened(start) as backend:
         backend.ping()
-        if pulse is not None:
+        stop = Stop() if master is None else Stop(master.turn)
+        if master is not None:
             producer.enter_child(backend)
         runner = runner_of(start, backend, schedulers)
-        if pulse is not None:
-            runner.on_inline = pulse.begin
-        with Stop(pulse.beat if pulse else None) as stop:
-            if on_ready is not None:
-                on_ready()
+        with stop:
+            if master is not None:
+                runner.on_inline = master.begin
+                master.say(READY)
             warn_of_unfit(runner, start.environment)
             CronLoop(runner, stop, tell).run()
 

@@ -40,6 +40,7 @@ class Means(Struct, frozen=True):
 
     `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
     lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
+    `on_inline` is called with a schedule before its job runs here.
     """
 
     backend: QueueBackend
@@ -49,6 +50,7 @@ class Means(Struct, frozen=True):
     owner: Owner
     grace: float
     environment: str | None
+    on_inline: Callable[[str], object]
 
     def serves(self, planned: Planned) -> bool:
         """Return whether it is enabled, and meant for this environment."""
@@ -59,6 +61,7 @@ class Means(Struct, frozen=True):
 
         Never raises a handler's errors; `InvalidJob` for the job's own.
         """
+        self.on_inline(name)
         try:
             with _signals_kept():
                 attempt = run_inline(definition, self.registry.with_rules(queue_handlers={}), self.default_timeout)
@@ -96,21 +99,14 @@ def _signals_kept() -> Iterator[None]:
 class Tick:
     """One turn. `now`: when it began; instants due by then are fired, by `clock` maybe later. `firings`: their results.
 
-    `stopped` tells if no more is to be fired. `on_inline` is called with a schedule before its job runs here.
+    `stopped` tells if no more is to be fired.
     """
 
-    def __init__(
-        self,
-        means: Means,
-        clock: Callable[[], datetime],
-        stopped: Callable[[], bool],
-        on_inline: Callable[[str], object],
-    ) -> None:
+    def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
         self._means = means
         self._memory = means.memory
         self._clock = clock
         self._stopped = stopped
-        self._on_inline = on_inline
         self._undecided: set[str] = set()
         self._new: dict[str, Record] = {}
         self._batch: list[Waiting] = []
@@ -238,7 +234,6 @@ class Tick:
             if not self._memory.win([key])[0]:
                 return self._firing(planned, at, FiringStatus.ALREADY)
             definition = replace(definition, identifier=once_id(key))
-            self._on_inline(planned.name)
             return self._means.run_inline(planned.name, definition, at, self._late(at))
         except BackendUnavailable as error:
             self.silent[queue] = str(error)

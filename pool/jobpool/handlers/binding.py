@@ -194,7 +194,7 @@ class Parameters:
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is dict and context in payload:
-                raise Mismatch(f"field {context!r} would be lost, as parameter {context!r} {_annotate(context)}")
+                raise Mismatch(f"field {context!r} would be lost, as {_annotate(context)}")
             return (), {}
 
         return read
@@ -236,8 +236,8 @@ def _untyped(first: Parameter, hints: dict[str, Any]) -> bool:
 
 def _annotate(name: str) -> str:
     return (
-        f"has no type, and so is the job's context: annotate it ({name}: str, or {name}: jobpool.JobContext"
-        " if it is the context)"
+        f"parameter {name!r} has no type, and so is the job's context: annotate it ({name}: str, or {name}:"
+        " jobpool.JobContext if it is the context)"
     )
 
 
@@ -247,7 +247,7 @@ def _check_context(plain: Any, parameters: list[Parameter], hints: dict[str, Any
     name, hint = first.name, hints.get(first.name)
     takes_fields = any(part.kind in FILLED_BY_NAME for part in others)  # else a call with arguments is refused
     if takes_fields and _untyped(first, hints) and name not in CONTEXT_NAMES and not name.startswith("_"):
-        raise ConfigurationError(f"{shown}: parameter {name!r} {_annotate(name)}")
+        raise ConfigurationError(f"{shown}: {_annotate(name)}")
     # Not every `self` is a method's: Celery's tasks call their context so.
     if name == "self" and "." in getattr(plain, "__qualname__", "").rpartition("<locals>.")[2]:
         raise ConfigurationError(f"{shown}, is a method: decorate its class, which then needs run(self, …)")

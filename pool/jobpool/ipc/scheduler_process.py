@@ -31,36 +31,35 @@ MAX_NAME = 200  # characters of a schedule that are told
 MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no more at once
 
 
-def say(line: int, words: bytes) -> None:
-    """Write from the scheduler to the master, if there is one still. Does not wait for it."""
-    with contextlib.suppress(OSError):
-        os.write(line, words[:MAX_WORDS_BYTES])
+class MasterPipe:
+    """The scheduler's end of the pipe to its master. It never waits: what finds no room is not told."""
 
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._next_turn = 0.0
 
-def say_fired(line: int, lateness: Sequence[float]) -> None:
-    """Tell how late firings were. One that finds no room, because the master stands still, is not told."""
-    for first in range(0, len(lateness), FIRED_AT_ONCE):
-        told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
-        say(line, FIRED + told.encode() + b"\n")
+    def say(self, words: bytes) -> None:
+        """Write to the master, if there is one still."""
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, words[:MAX_WORDS_BYTES])
 
-
-class Pulse:
-    """A teller of turns to the master: it must know of a scheduler that hangs."""
-
-    def __init__(self, line: int) -> None:
-        self._line = line
-        self._next = 0.0
-
-    def beat(self) -> None:
+    def turn(self) -> None:
+        """Tell that the scheduler does not hang."""
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + 1.0
-            say(self._line, TURNS + b"\n")
+        if now >= self._next_turn:
+            self._next_turn = now + 1.0
+            self.say(TURNS + b"\n")
 
     def begin(self, schedule: str) -> None:
-        """Tell which job runs from now on until the next beat."""
-        self._next = 0.0
-        say(self._line, TURNS + " ".join(schedule.split())[:MAX_NAME].encode(errors="replace") + b"\n")
+        """Tell which job runs from now on until the next turn."""
+        self._next_turn = 0.0
+        self.say(TURNS + " ".join(schedule.split())[:MAX_NAME].encode(errors="replace") + b"\n")
+
+    def fired(self, lateness: Sequence[float]) -> None:
+        """Tell how many seconds late firings were."""
+        for first in range(0, len(lateness), FIRED_AT_ONCE):
+            told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
+            self.say(FIRED + told.encode() + b"\n")
 
 
 @hides("backend", "signing_keys")

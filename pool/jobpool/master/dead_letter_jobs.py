@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.filters import matching
@@ -66,8 +65,10 @@ class DeadLetterJobs:
         waits on.
         """
         if self._is_look_due(queues):
-            for message in chain.from_iterable(map(self._recent, filter(self._hooks, queues))):
-                self._enqueue(message, self._hook_job)
+            for queue in filter(self._hooks, queues):
+                where = MessageFilter(queue=queue, states=(State.DEAD,), reason=REASON, newer_than=LOOK_BACK_S)
+                for message in matching(self._backend, where):
+                    self._enqueue(message, self._hook_job)
             self._looked_in, self._look_at = set(queues), self._backend.clock.mono() + LOOK_EVERY_S
         while self._waiting:
             letter = self._letter(self._waiting[0])
@@ -83,11 +84,6 @@ class DeadLetterJobs:
             return False
         again = self._backend.capabilities.key_store and self._backend.clock.mono() >= self._look_at
         return again or not self._looked_in.issuperset(queues)
-
-    def _recent(self, queue: str) -> Iterator[Message]:
-        """Return the letters that a reaper has made of late."""
-        where = MessageFilter(queue=queue, states=(State.DEAD,), reason=REASON, newer_than=LOOK_BACK_S)
-        return matching(self._backend, where)
 
     def _copies(self, queue: str) -> bool:
         return self._queue is not None and queue != self._queue

@@ -75,7 +75,7 @@ class Signals:
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        ends_with_terminal()  # asked while it is there
+        ends_with_terminal()  # looked for while it is there
         self._fd_before = signal.set_wakeup_fd(self._there, warn_on_full_buffer=False)
         accidental = {n for n in ACCIDENTAL_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
         for number in accidental.union(HANDLED):

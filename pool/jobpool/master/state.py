@@ -116,7 +116,7 @@ class Scheduler:
     asked_at: float = 0.0  # to end; 0 = it was not
     killed: bool = False
     error: str = ""  # why it is ended, if that is its own fault
-    heard_at: float = 0.0  # it turned then, or the master came back from a time in which it could not have heard it
+    heard_at: float = 0.0  # it turned then, or the master had stood still and could not hear it
     runs: str = ""  # the schedule whose job runs in its process, if one does
     silence: str = ""  # what is said of it while it does not turn
 

@@ -35,19 +35,8 @@ from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place, c
 from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Feed, Writer
 from jobpool.telemetry.logs import JOB_LOG
+from jobpool.telemetry.metrics import pages
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
-from jobpool.telemetry.metrics.pages import (
-    BROKER_SILENT,
-    MEND,
-    Page,
-    Probe,
-    View,
-    expose,
-    live,
-    ready,
-    require_client,
-    text_page,
-)
 from jobpool.telemetry.metrics.rollup import Counts, RollupThread
 
 if TYPE_CHECKING:
@@ -171,37 +160,37 @@ def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: O
 
     served = "metrics are served"
     try:
-        require_client()
+        pages.require_client()
     except ConfigurationError:
         served = "probes are served"
-        log.warning("/metrics will not be served", extra={"mend": MEND})
-    views: dict[str, View] = {
+        log.warning("/metrics will not be served", extra={"mend": pages.MEND})
+    views: dict[str, pages.View] = {
         "/metrics": lambda accept: metrics_page(calls, observer, accept),
-        "/livez": lambda _: probe_page(board, live),
-        "/readyz": lambda _: probe_page(board, ready),
+        "/livez": lambda _: probe_page(board, pages.live),
+        "/readyz": lambda _: probe_page(board, pages.ready),
     }
     server = Server(*settings.metrics, views)
     log.info(served, extra={"host": settings.metrics.host, "port": server.port})
     return server
 
 
-def metrics_page(calls: LoopCalls, observer: Observer, accept: str) -> Page:
+def metrics_page(calls: LoopCalls, observer: Observer, accept: str) -> pages.Page:
     """Return the metrics of this moment: 501 without prometheus-client, 503 when the loop does not answer."""
     try:
-        require_client()
+        pages.require_client()
     except ConfigurationError as error:
-        return text_page(501, str(error))
+        return pages.text_page(501, str(error))
     snapshot = calls.call_in_loop(observer.snapshot)
     if snapshot is None:
-        return text_page(503, NO_ANSWER)
-    body, content_type = expose(snapshot, accept)
-    return Page(200, body, content_type)
+        return pages.text_page(503, NO_ANSWER)
+    body, content_type = pages.expose(snapshot, accept)
+    return pages.Page(200, body, content_type)
 
 
-def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -> Page:
+def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], pages.Probe]) -> pages.Page:
     """Return 200 or 503, and the sentence."""
     probe = judge(board.header.read(), time.monotonic())
-    return text_page(200 if probe.ok else 503, probe.text)
+    return pages.text_page(200 if probe.ok else 503, probe.text)
 
 
 class Publisher:
@@ -298,7 +287,7 @@ def _depths(pool: Pool) -> str:
 def _problem(pool: Pool) -> str:
     if pool.outages:
         refusal = next((error for kind, error in pool.outages.values() if kind is not BackendUnavailable), None)
-        return refusal or BROKER_SILENT
+        return refusal or pages.BROKER_SILENT
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
     failed = f"the last reload failed, the old code goes on: {pool.reload_error}" if pool.reload_error else ""

@@ -121,9 +121,12 @@ class Masker:
         if depth >= DEEPEST:
             return TOO_DEEP
         if isinstance(value, (dict, Mapping)):
-            return {self._key(str(key)): self._under(str(key), inner, depth + 1) for key, inner in value.items()}
+            return {
+                self._key(str(key)): MASK if self._hides(str(key)) else self.value(inner, depth + 1)
+                for key, inner in value.items()
+            }
         return [
-            MASK if isinstance(inner, str) and self._is_of_option(before, inner) else self.value(inner, depth + 1)
+            MASK if self._is_of_option(before, inner) else self.value(inner, depth + 1)
             for before, inner in zip((None, *value), value, strict=False)
         ]
 
@@ -141,18 +144,19 @@ class Masker:
             return masked
         if not isinstance(value, list):
             return value
-        items, before = [], None
-        for inner in value:
-            items.append(self.result(inner, hidden or (isinstance(inner, str) and self._is_of_option(before, inner))))
-            before = inner
+        items = []
+        for before, inner in zip((None, *value), value, strict=False):
+            items.append(self.result(inner, hidden or self._is_of_option(before, inner)))
         return items
 
     def _key(self, key: str) -> str:
         return self._short_key(key) if len(key) <= LONGEST_KEY else self._plain(key)
 
-    def _is_of_option(self, before: object, word: str) -> bool:
-        """Return whether a word of an argument list is the value of a secret option: `["--password", "…"]`."""
-        option = _OPTION_WORD.fullmatch(before) if isinstance(before, str) and before[:1] == "-" else None
+    def _is_of_option(self, before: object, word: object) -> bool:
+        """Return whether an item of an argument list is the value of a secret option: `["--password", "…"]`."""
+        if not (isinstance(word, str) and isinstance(before, str) and before[:1] == "-"):
+            return False
+        option = _OPTION_WORD.fullmatch(before)
         return option is not None and word[:2] != "--" and self.is_secret(option[1])
 
     def _mask_option(self, found: re.Match[str]) -> str:
@@ -160,9 +164,6 @@ class Masker:
 
     def _hides(self, key: str) -> bool:
         return len(key) > LONGEST_KEY or self.is_secret(key)
-
-    def _under(self, key: str, value: Any, depth: int) -> Any:
-        return MASK if self._hides(key) else self.value(value, depth)
 
     def text(self, text: str, depth: int = 0) -> str:
         """Return a text without its secrets: tokens, private keys, `password=…`, `--password …`, passwords in URLs.

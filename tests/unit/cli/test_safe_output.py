@@ -17,8 +17,8 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.cli.output import columns, table
-from jobpool.cli.top import cells, headline
 from jobpool.cli.top import tell as tell_health
+from jobpool.cli.top_lines import cells, headline
 from jobpool.cli.top_screen import View
 from jobpool.message.masking import Masker
 from jobpool.message.printable import json_text, one_line, printable

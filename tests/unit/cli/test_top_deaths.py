@@ -6,7 +6,7 @@ from pathlib import Path
 
 from face_boards import publish
 
-from jobpool.cli.top import cells
+from jobpool.cli.top_lines import cells
 from jobpool.ops.top import Watcher
 
 DEATH = "killed by SIGSEGV (itself); peak memory 31 MiB"

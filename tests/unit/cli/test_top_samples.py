@@ -8,7 +8,7 @@ import click
 import pytest
 from face_boards import NOW, a_pool, publish
 
-from jobpool.cli.top import cells, headline
+from jobpool.cli.top_lines import cells, headline
 from jobpool.cli.top_screen import View
 from jobpool.ops.runtime_dir import discover, note_path, register, unregister
 from jobpool.ops.top import PoolSample, Watcher

@@ -14,10 +14,8 @@ from jobpool.ipc.scheduler_process import (
     FIRED_AT_ONCE,
     MAX_RECORD_BYTES,
     READY,
-    Pulse,
+    MasterPipe,
     SchedulerProcess,
-    say,
-    say_fired,
 )
 
 
@@ -26,6 +24,7 @@ class Line:
 
     def __init__(self) -> None:
         here, self.there = os.pipe()
+        self.pipe = MasterPipe(self.there)
         for end in (here, self.there):
             os.set_blocking(end, False)
         self.output = OutputLines(MAX_RECORD_BYTES)
@@ -46,26 +45,25 @@ def line() -> Iterator[Line]:
 
 
 def test_lateness_is_taken_out_of_what_it_says(line: Line) -> None:
-    say(line.there, READY)
-    say_fired(line.there, [0.0, 12.3456])
+    line.pipe.say(READY)
+    line.pipe.fired([0.0, 12.3456])
     assert line.process.hear()
     assert (line.process.is_ready, line.process.fired, line.process.error) == (True, [0.0, 12.346], "")
-    say_fired(line.there, [43200.0])
-    say(line.there, b"the broker\ndoes not\nanswer")
+    line.pipe.fired([43200.0])
+    line.pipe.say(b"the broker\ndoes not\nanswer")
     assert line.process.hear()
     assert line.process.fired == [0.0, 12.346, 43200.0]
     assert line.process.error == "the broker\ndoes not\nanswer"
 
 
 def test_it_tells_that_it_turns_and_which_job_it_runs(line: Line) -> None:
-    pulse = Pulse(line.there)
     for _ in range(3):
-        pulse.beat()
+        line.pipe.turn()
     assert os.read(line.process.line, 100).count(b"\n") == 1, "at most once a second"
-    pulse.begin("clean\n up" + "x" * 10_000)
+    line.pipe.begin("clean\n up" + "x" * 10_000)
     line.process.hear()
     assert line.process.turned == "clean up" + "x" * 192
-    pulse.beat()
+    line.pipe.turn()
     line.process.hear()
     assert (line.process.turned, line.process.error) == ("", "")
 
@@ -82,7 +80,7 @@ def test_what_is_cut_in_two_is_read_whole(line: Line) -> None:
 def test_a_master_that_stands_still_keeps_no_scheduler_waiting(line: Line) -> None:
     late = [float(number) for number in range(FIRED_AT_ONCE)]
     for _ in range(200):  # more than a pipe takes
-        say_fired(line.there, late)
+        line.pipe.fired(late)
     line.process.hear()
     assert len(line.process.fired) % FIRED_AT_ONCE == 0
     assert line.process.fired[:FIRED_AT_ONCE] == late

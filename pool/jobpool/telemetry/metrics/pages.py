@@ -76,7 +76,7 @@ def ready(header: HeaderView, now: float) -> Probe:
 
 
 def ready_children(header: HeaderView) -> str:
-    """Tell how many children are ready; those above their number go after their jobs."""
+    """Tell how many children are ready; those above the number of workers leave after their jobs."""
     above = header.ready - header.workers
     more = f", and {above} that will leave" if above > 0 else ""
     return f"{min(header.ready, header.workers)} of {header.workers} children ready{more}"

@@ -34,7 +34,7 @@ log = logging.getLogger("jobpool.metrics")
 class Server:
     """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
 
-    Raises `ConfigurationError`: the address is none of this machine's. `JobpoolError`: the port is taken, which ends.
+    Raises `ConfigurationError`: the address is none of this machine's. `JobpoolError`: the port is taken now.
     """
 
     def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
