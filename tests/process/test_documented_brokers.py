@@ -86,7 +86,7 @@ def test_every_look_into_redis_can_be_typed(redis_url: str) -> None:
     with closing(open_backend(redis_url)) as backend:
         ident = fill(backend)
         said = {line: type_it(line, redis_url, ident) for line in documented_shell("redis.md", "Looking inside")}
-        assert len(said) >= 10
+        assert len(said) >= 8
         silent = [line for line, answer in said.items() if not answer and "SLOWLOG" not in line]
         assert not silent
         throw_away = [line for line in said if "UNLINK" in line]
@@ -124,7 +124,7 @@ def test_every_look_into_postgres_can_be_typed(database: str) -> None:
         assert backend.keys.begin_many([(lease, Guards(holds=(Hold("queue"),)))])[0]
         assert backend.keys.first_run("reports", "order-17")
         statements = documented_sql("postgres.md", "Looking inside")
-        assert len(statements) >= 9
+        assert len(statements) >= 6
         for statement in statements:
             rows = connection.execute(statement.replace("9f2c51d07a66b3e4", ident).encode()).fetchall()
             assert rows, statement
