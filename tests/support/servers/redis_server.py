@@ -6,10 +6,12 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from support.servers.process import Server, ServerFailed
+from support.servers.process import LIMIT, Server, ServerFailed
 from support.servers.turned_time import TurnedTime
+from support.waiting import wait_until
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 """Configuration with which an acknowledged write survives a kill."""
@@ -47,6 +49,14 @@ class RedisServer(Server):
     @property
     def url(self) -> str:
         return f"redis://{self.host}:{self.port}/0"
+
+    def stop(self) -> None:
+        self.resume()
+        # A Redis that has just become a replica drops the signal: "Writing initial AOF, can't exit."
+        writes = b"aof_rewrite_in_progress:1"
+        with suppress(OSError):  # it is killed, or refuses us: then it need not be waited for
+            wait_until(lambda: self._over() or writes not in self._ask(b"INFO persistence\r\n"), LIMIT)
+        super().stop()
 
     def now(self) -> float:
         """Unix time on a turned server's clock, in seconds."""
@@ -96,7 +106,7 @@ class RedisServer(Server):
             connection.settimeout(5.0)
             connection.connect(str(self.socket_path))
             connection.sendall(command)
-            return connection.recv(512)
+            return connection.recv(4096)
 
     def _environment(self) -> Mapping[str, str]:
         return self._time.environment(os.environ) if self._time else os.environ
