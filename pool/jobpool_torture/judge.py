@@ -317,12 +317,14 @@ def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[W
     A job that finds its process spoilt by an earlier one does so.
     """
     excused = {(line.id, line.fence) for line in lines if line.event in ("fail", "spoilt")}
-    begun = {(line.id, line.fence): line.at for line in lines if line.event == "start"}
     killing = [window for window in windows if window.kind.startswith(KILLING)]
+    begun: dict[tuple[str, int], float] = {}  # when so far: a broker may count deliveries anew after a restart
     found: dict[str, str] = {}
-    for line in lines:
+    for line in sorted(lines, key=lambda line: line.at):
         delivery = (line.id, line.fence)
         item = items.get(line.id)
+        if line.event == "start":
+            begun[delivery] = line.at
         if (
             line.event != "asked"
             or delivery in excused
