@@ -119,7 +119,7 @@ def test_a_configuration_file_with_a_secret_that_everybody_reads(tmp_path: Path)
 def test_a_configuration_file_that_hides_another(tmp_path: Path) -> None:
     (tmp_path / "jobpool.toml").write_text("workers = 1")
     (tmp_path / "pyproject.toml").write_text("[tool.jobpool]\nworkers = 2")
-    warned, _ = configuration.judge_file(find_config(start=tmp_path))
+    [warned] = configuration.judge_hidden(find_config(start=tmp_path))
     assert warned.level is Level.WARNING
     assert str(warned).startswith(f"{tmp_path}/pyproject.toml has settings, too")
 

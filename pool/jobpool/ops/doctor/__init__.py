@@ -37,6 +37,7 @@ def examine(
         settings = replace(settings, queues=tuple((queue, 1.0) for queue in named_queues(infos)))
     yield from configuration.judge(settings)
     if config is not None:
+        yield from configuration.judge_hidden(config)
         yield from configuration.judge_file(config)
     yield from machine.judge(settings)
     answers = True

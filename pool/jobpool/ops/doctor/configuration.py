@@ -32,14 +32,18 @@ def judge(settings: Settings) -> Iterator[Finding]:
     yield judge_crashes(settings.max_crashes)
 
 
+def judge_hidden(config: ConfigFile) -> Iterator[Finding]:
+    """Judge if another configuration file is not read because of this one."""
+    if other := hidden_beside(config):
+        why, mend = "they count for nothing beside a jobpool.toml", "keep the settings in one of the two"
+        yield Finding("configuration-file", Level.WARNING, f"{other} has settings, too", why, mend)
+
+
 def judge_file(config: ConfigFile) -> Iterator[Finding]:
-    """Judge if everybody on the machine can read a secret in the configuration file, and if another is not read."""
+    """Judge if everybody on the machine can read a secret in the configuration file."""
     check, backend = "configuration-file", config.values.get("backend")
     if config.path is None:
         return
-    if other := hidden_beside(config):
-        why = "they count for nothing beside a jobpool.toml"
-        yield Finding(check, Level.WARNING, f"{other} has settings, too", why, "keep the settings in one of the two")
     mode = stat.S_IMODE(config.path.stat().st_mode)
     secrets = ["signing_key"] if "signing_key" in config.values else []
     if isinstance(backend, str) and redact(backend) != backend:
