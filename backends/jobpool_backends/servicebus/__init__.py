@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import azure.servicebus
 
+from jobpool.broker.opening import SERVICEBUS
+
 KNOWN_SDK_VERSION = "7.15"  # as in pyproject.toml; `internals` rests on it
 
 
@@ -20,7 +22,7 @@ def check_sdk_version(installed: str) -> None:
     if not f"{installed}.".startswith(f"{KNOWN_SDK_VERSION}."):
         raise ImportError(
             f"azure-servicebus {installed} is installed, and jobpool works with {KNOWN_SDK_VERSION} only:"
-            " pip install 'azure-servicebus>=7.15,<7.16'"
+            f" pip install '{SERVICEBUS}'"
         )
 
 

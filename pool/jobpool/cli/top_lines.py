@@ -134,7 +134,7 @@ def _table(rows: tuple[SlotRow, ...], width: int, chosen: int | None) -> list[st
 def fitting(width: int, rows: Sequence[Sequence[str]]) -> list[int]:
     """Return the columns that fit into `width` characters; the least telling ones go first, and ids are never cut.
 
-    Without a job that has a name of its own, there is no column for it.
+    The column NAME is left out where no job has a name of its own.
     """
     at = {column.title: index for index, column in enumerate(COLUMNS)}
     need = list(COLUMN_CHARS)

@@ -30,7 +30,11 @@ end
 
 -- It has ended, or was taken that long ago, or there is no message (edited by hand).
 local function is_over(deadline, text)
-    return not text or deadline <= now or (visibility >= 0 and deadline - (tonumber(sub(text, 18, 31)) or 0) <= now - visibility)
+    if not text or deadline <= now then
+        return true
+    end
+    local ttl = tonumber(sub(text, 18, 31)) or 0
+    return visibility >= 0 and deadline - ttl <= now - visibility
 end
 
 local work = {members = {}, changes = {}, ready = {}, delayed = {}, later = {}, dead = {}, edits = {}, told = {}}
