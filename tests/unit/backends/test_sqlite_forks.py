@@ -67,7 +67,8 @@ def test_a_process_forked_amid_transactions_of_other_threads_can_write(path: Pat
         thread.start()
     try:
         for count in range(5):
-            time.sleep(0.05)
+            before = sum(sent)
+            wait_until(lambda before=before: sum(sent) > before + 1, what="both threads are at it")  # type: ignore[misc]
             assert status(fork(lambda: enqueue(path))) == 0, count
     finally:
         stop.set()
@@ -169,6 +170,10 @@ def test_an_interrupt_after_a_fork_keeps_nobody_from_the_file(
     assert not backend._database.is_forking
 
 
+def place_of(thread: threading.Thread) -> str:
+    return sys._current_frames()[thread.ident or 0].f_code.co_name
+
+
 def test_a_fork_amid_the_first_wait_finds_no_connection_open(
     open_sqlite: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +191,7 @@ def test_a_fork_amid_the_first_wait_finds_no_connection_open(
     def open_late() -> connections.Connection:
         monkeypatch.undo()
         forking.start()
-        time.sleep(0.2)
+        wait_until(lambda: place_of(forking) in ("_before_fork", "leave"), what="the fork waits")
         return database.open()
 
     monkeypatch.setattr(database, "open", open_late)

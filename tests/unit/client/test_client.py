@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
@@ -224,6 +226,11 @@ def test_no_password_is_shown() -> None:
     assert repr(Jobs()) == "<Jobs on the default backend>"
 
 
+def waits_for_the_first(frame: FrameType) -> bool:
+    """Whether a thread is in `Jobs.backend`, and calls nothing of Python's there: it waits for the lock."""
+    return frame.f_code is Jobs.backend.fget.__code__  # type: ignore[attr-defined]
+
+
 def test_threads_that_waited_while_a_first_connection_failed_share_its_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -232,7 +239,7 @@ def test_threads_that_waited_while_a_first_connection_failed_share_its_failure(
     def fail() -> QueueBackend:
         tries.append(threading.get_ident())
         if len(tries) == 1:
-            time.sleep(0.3)  # the others come to wait meanwhile
+            wait_until(lambda: sum(map(waits_for_the_first, sys._current_frames().values())) == 7)
         raise BackendUnavailable("no answer")
 
     def send() -> str:
