@@ -2,8 +2,8 @@
 
 Each verb is one function in the schema: one statement, one round trip, one transaction. The session keeps its plans,
 even if a pooler forbids prepared statements. They are in `sql/`, beside the tables. To change a table or a function
-after a release, append a migration. It alters the tables, drops functions whose parameters have changed, and replaces
-all functions in place of the migration before.
+once a schema may have it, append a migration. It alters the tables, drops functions whose parameters have changed, and
+replaces all functions in place of the migration before.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
 Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. A message in its first lease has 0, and a holder. Posted
@@ -237,7 +237,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables_5"),),
     (_read("tables_6"),),
     (_read("tables_7"),),
-    (_read("tables_8"), *map(_read, _FUNCTIONS.split())),
+    (_read("tables_8"),),
+    tuple(map(_read, _FUNCTIONS.split())),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 

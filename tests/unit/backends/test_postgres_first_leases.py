@@ -17,7 +17,6 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.inspect import STATS_CAP
-from jobpool_backends.postgres.schema import VERSION
 
 NEVER_DIES = ReapPolicy(max_crashes=0, back_off=0.0)
 
@@ -269,7 +268,7 @@ def test_those_who_may_use_messages_may_use_fetches(rig: Rig, backend: PostgresB
     try:
         rig.ask(f"GRANT SELECT, INSERT ON {{schema}}.messages TO {role}; GRANT SELECT ON {{schema}}.messages TO PUBLIC")
         rig.ask("DROP TABLE {schema}.fetches")
-        rig.ask("DELETE FROM {schema}.migrations WHERE version = %s", VERSION)
+        rig.ask("DELETE FROM {schema}.migrations WHERE version > 7")
         rig.open().prepare()
         table = f'"{rig.schema}".fetches'
         [rights] = rig.ask(

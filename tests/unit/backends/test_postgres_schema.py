@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,12 @@ def test_nothing_is_left_to_fill_in_but_the_schema(rig: Rig) -> None:
     del rig
     left = {word for statements in schema.MIGRATIONS for sql in statements for word in re.findall(r"\{[a-z_]+\}", sql)}
     assert left == {"{schema}"}
+
+
+def test_functions_that_have_changed_come_with_a_version() -> None:
+    """A schema that is at the last version keeps the functions that it has: append a migration, and its digest here."""
+    digest = hashlib.sha256("".join(schema.MIGRATIONS[-1]).encode()).hexdigest()
+    assert (schema.VERSION, digest[:16]) == (9, "92c5b5c144c9a2db")
 
 
 def test_sequence_numbers_are_drawn_one_by_one(rig: Rig) -> None:
