@@ -94,12 +94,12 @@ def promises(page: Path) -> list[list[str]]:
 
 
 def unshown_promises() -> Iterator[str]:
-    """Compare docs/guarantees.md with tests/guarantees.md, where the tests of each promise are."""
+    """Compare docs/guarantees.md with tests/guarantees.md, where the tests of these and other promises are."""
     told, shown = promises(DOCS / "guarantees.md"), promises(TESTS / "guarantees.md")
-    if len(told) <= 60:
+    if len(told) <= 40:
         yield f"docs/guarantees.md has {len(told)} promises only: is its table still read?"
-    if [row[0] for row in told] != [row[0] for row in shown]:
-        yield "tests/guarantees.md does not have the promises of docs/guarantees.md, in their order"
+    for missing in sorted({row[0] for row in told} - {row[0] for row in shown}):
+        yield f"tests/guarantees.md does not have the promise: {missing}"
     for row in told:
         if len(row) != 2 or not all(row):
             yield f"docs/guarantees.md does not say how this is kept: {row[0]}"
