@@ -94,12 +94,12 @@ def promises(page: Path) -> list[list[str]]:
 
 
 def unshown_promises() -> Iterator[str]:
-    """Compare docs/guarantees.md with tests/guarantees.md, where the tests of each promise are."""
+    """Compare docs/guarantees.md with tests/guarantees.md, where the tests of these and other promises are."""
     told, shown = promises(DOCS / "guarantees.md"), promises(TESTS / "guarantees.md")
-    if len(told) <= 60:
+    if len(told) <= 40:
         yield f"docs/guarantees.md has {len(told)} promises only: is its table still read?"
-    if [row[0] for row in told] != [row[0] for row in shown]:
-        yield "tests/guarantees.md does not have the promises of docs/guarantees.md, in their order"
+    for missing in sorted({row[0] for row in told} - {row[0] for row in shown}):
+        yield f"tests/guarantees.md does not have the promise: {missing}"
     for row in told:
         if len(row) != 2 or not all(row):
             yield f"docs/guarantees.md does not say how this is kept: {row[0]}"
@@ -137,15 +137,8 @@ def marked(node: ast.FunctionDef, marker: str) -> list[ast.Call]:
 
 
 def wrong_faults() -> Iterator[str]:
-    """Compare tests/faults/rows.md with the page for users, and with the markers of tests: rows, tests and brokers."""
-    rows, told = fault_rows(TESTS / "faults" / "rows.md"), fault_rows(DOCS / "faults.md")
-    if {number: cells[1] for number, cells in told.items()} != {number: cells[1] for number, cells in rows.items()}:
-        yield "docs/faults.md does not have the rows of tests/faults/rows.md"
-    yield from (
-        f"docs/faults.md, row {number}: it lacks a cell"
-        for number, cells in told.items()
-        if len(cells) != 3 or not all(cells)
-    )
+    """Compare tests/faults/rows.md with the markers of tests: rows, tests and brokers."""
+    rows = fault_rows(TESTS / "faults" / "rows.md")
     tests: dict[int, set[str]] = defaultdict(set)
     brokers: dict[int, set[str]] = defaultdict(set)
     for name, node in fault_tests():

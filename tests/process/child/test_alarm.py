@@ -41,7 +41,7 @@ def nap(seconds: float) -> str:
 
 @pytest.mark.parametrize("work", [spin, nap])
 def test_a_completion_that_races_the_alarm_is_one_or_the_other(alarm: Alarm, work: object) -> None:
-    """Row 12 of docs/faults.md: timeout ± 200 µs; each is success or timeout, and nothing leaks into the next."""
+    """Row 12 of tests/faults/rows.md: timeout ± 200 µs; each is success or timeout, and nothing leaks into the next."""
     seed = random.randrange(2**32)
     print("seed", seed)
     dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""docs/faults.md: its column of figures is made of a run."""
+"""tests/faults/rows.md: its column of figures is made of a run."""
 
 from __future__ import annotations
 
