@@ -266,6 +266,7 @@ class Carrier:
                 link.gone = link.gone or bool(under_way)
 
     async def do_restore(self) -> None:
+        self._delay, self.drops = 0.0, Drops()
         self._let_through()
 
     def _let_through(self) -> None:
