@@ -221,16 +221,11 @@ RULES = VIOLATIONS | MULTIPLE
 
 @dataclass(slots=True)
 class Account:
-    """The counts, by ids, so that a failure names them.
-
-    Attributes:
-        found: By count, ids → the fault: half a sentence.
-        excused: Not judged by their counters and numbers, because a broker that copies may have left two of them.
-    """
+    """The counts, by ids → the fault: half a sentence."""
 
     found: dict[str, dict[str, str]] = field(default_factory=lambda: {name: {} for name in RULES})
     excused: set[str] = field(default_factory=set)
-    crashes: dict[str, int] = field(default_factory=dict)  # per id that has run, as its last run was told
+    """Ids not judged by their counters and numbers, because a broker that copies may have left two of them."""
 
     def __getitem__(self, count: str) -> set[str]:
         """Return the ids of a count."""
@@ -244,17 +239,6 @@ class Account:
                 self.found[name][ident] = reason
         if case.copies:
             self.excused.add(ident)
-        if starts := case.history.wrote("start"):
-            self.crashes[ident] = starts[-1].crashes
-
-    def assert_clean(self, counts: Iterable[str] = VIOLATIONS) -> None:
-        """Raise `AssertionError`, with the first ids and what is wrong with them, unless these counts are 0."""
-        if found := {name: list(self.found[name].items())[:5] for name in counts if self.found[name]}:
-            raise AssertionError(str(found))
-
-    def assert_once_each(self) -> None:
-        """Assert as `assert_clean`, and that no message ended twice or ran beside itself."""
-        self.assert_clean(RULES)
 
 
 def count(

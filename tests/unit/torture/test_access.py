@@ -20,7 +20,7 @@ Ask = Callable[[], Any]
 
 
 class OnRedis:
-    ways = list(RedisUser.denials)
+    ways = tuple(RedisUser.denials)
     errors = RedisError
     deletes = ("ACL", "DELUSER")
 
@@ -54,7 +54,7 @@ class OnRedis:
 
 
 class OnPostgres:
-    ways = list(PostgresUser.denials)
+    ways = tuple(PostgresUser.denials)
     errors = psycopg.Error
 
     def __init__(self) -> None:
