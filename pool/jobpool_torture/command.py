@@ -67,10 +67,13 @@ def torture(
 
         table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
         return
+    from jobpool_torture.options import check_folder
+
     options, faults = _read(session, replay, given)
     if shrink and options.queue and options.keep:
         raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
-    folder, is_named = _folder(given["directory"])
+    is_named = given["directory"] is not None
+    folder = check_folder(Path(given["directory"])) if is_named else Path(tempfile.mkdtemp(prefix="jobpool-torture-"))
     is_verbose = session.log_level("warning") in ("info", "debug")
     face = _Face(folder, is_verbose, json_, given["restart_broker"] or "", given["queue"] or "")
     try:
@@ -119,7 +122,6 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
 
 
 def _translated(run: dict[str, Any]) -> dict[str, Any]:
-    """Translate flags into the fields of `Options`."""
     run = {"seed": secrets.randbelow(1 << 31), **run}
     if "minutes" in run:
         run["seconds"] = 60 * run.pop("minutes")
@@ -129,15 +131,6 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
             raise click.UsageError("--faults names no kind: leave it out for all of them")
         run["faults"] = () if "all" in words else tuple(dict.fromkeys(words))
     return run
-
-
-def _folder(directory: str | None) -> tuple[Path, bool]:
-    """Return where the run writes, and whether the user has named it."""
-    from jobpool_torture.options import check_folder
-
-    if directory is None:
-        return Path(tempfile.mkdtemp(prefix="jobpool-torture-")), False
-    return check_folder(Path(directory)), True
 
 
 class _Face:

@@ -107,13 +107,11 @@ class Ledger:
             return []
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        self._lines += map(self._decode, whole.splitlines())
+        for text in whole.splitlines():
+            try:
+                self._lines.append(_DECODER.decode(text))
+            except ValueError as error:
+                raise LedgerBroken(
+                    f"{self.path} holds no line of a ledger: {text[:100]!r}. It is half a line where the disk was full"
+                ) from error
         return self._lines[lines:]
-
-    def _decode(self, text: bytes) -> Line:
-        try:
-            return _DECODER.decode(text)
-        except ValueError as error:
-            raise LedgerBroken(
-                f"{self.path} holds no line of a ledger: {text[:100]!r}. It is half a line where the disk was full"
-            ) from error

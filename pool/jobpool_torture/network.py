@@ -11,7 +11,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from urllib.parse import parse_qsl
 from jobpool.broker.opening import scheme_of
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture.network_process import Counts
+from jobpool_torture.processes import start_script
 from jobpool_torture.schedule import Fault
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
@@ -129,16 +129,10 @@ class Proxy:
         A name is looked up once. Of several addresses it is the first that takes a connection now, else the first.
         Raises OSError: the name cannot be found; `NetworkFailed`: the process did not come up.
         """
-        address = _address(host, port)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), address, str(port)]
-            self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], process_group=0
-            )
-        ours.settimeout(ORDER_LIMIT_S)
-        self._socket = ours
-        self._orders = ours.makefile("rw")
+        words = _address(host, port), str(port)
+        self._process, self._socket = start_script(PROGRAM, *words, kind=socket.SOCK_STREAM)
+        self._socket.settimeout(ORDER_LIMIT_S)
+        self._orders = self._socket.makefile("rw")
         self.port = 0
         try:
             self.port = int(self._answer()["port"])

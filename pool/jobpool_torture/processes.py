@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SOCKET = "socket"  # of any family but the next: connections to servers
 UNIX_SOCKET = "unix socket"  # of the Unix family: a master's sockets to its children and fork servers
@@ -33,7 +34,7 @@ TELL_LIMIT_S = 5.0  # time for the keeper to take what it is told
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether it runs, or is stopped: neither collected nor a zombie."""
+    """Return whether it runs, or is stopped."""
     return state(pid) not in ("", "Z", "X")
 
 
@@ -147,6 +148,17 @@ def unix_sockets(table: str) -> set[str]:
     return {line.split()[6] for line in table.splitlines()[1:] if len(line.split()) > 6}
 
 
+def start_script(program: Path, *words: str, kind: int, **how: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a program of the standard library alone; return it, and the socket that it serves until that is closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with theirs:
+        command = [sys.executable, "-ISs", str(program), str(theirs.fileno()), *words]
+        fds, nothing = [theirs.fileno()], subprocess.DEVNULL
+        return subprocess.Popen(
+            command, stdin=nothing, stdout=nothing, pass_fds=fds, start_new_session=True, **how
+        ), ours
+
+
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:
     """Send a signal to a process that was picked before, if it is still there; return whether it was sent.
 
@@ -203,14 +215,9 @@ class _Keeper:
             socket.send_fds(self._socket, [b"."], [pidfd])
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        how = {"kind": socket.SOCK_SEQPACKET, "stderr": subprocess.DEVNULL}
+        self._process, self._socket = start_script(KEEPER_PROGRAM, str(LET_GO_LIMIT_S), **how)
         self._socket.settimeout(TELL_LIMIT_S)
-        with theirs:
-            words = [sys.executable, "-ISs", str(KEEPER_PROGRAM), str(theirs.fileno()), str(LET_GO_LIMIT_S)]
-            nothing = subprocess.DEVNULL
-            self._process = subprocess.Popen(
-                words, stdin=nothing, stdout=nothing, stderr=nothing, pass_fds=[theirs.fileno()], start_new_session=True
-            )
 
     def close(self) -> None:
         """End it at once: it does nothing to what it was told of."""
