@@ -1,8 +1,8 @@
 """The process of `jobpool_torture.network`: carries bytes between clients and one server, as a bad network would.
 
-A *link* is one client's connection and the proxy's own to the server. A *flow* is one direction of it: one task reads,
-another writes. An order is one line of JSON on a socket, and so is its answer, which comes when the order is in force.
-Standard library only: it is started as a script.
+A *link* is one client's connection and the proxy's own to the server; a *flow* is one direction of it, and one task. An
+order is one line of JSON on a socket, and so is its answer, which comes when the order is in force. Standard library
+only: it is started as a script.
 
 A connection to a network in which packets are lost is neither accepted nor refused. To imitate that, the process fills
 the queue of its listening socket with connections of its own while a hole lasts. The kernel then drops every SYN.
@@ -22,10 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CHUNK_BYTES = 64 * 1024
-MAX_PENDING_CHUNKS = 256
-"""Pieces of one flow that wait for their time, or for a slow reader, before its writer is no longer read."""
-
+CHUNK_BYTES = 256 * 1024
 BACKLOG = 128
 FULL_PAUSE_S = 0.001  # between two attempts to write to a side that takes nothing
 DRAIN_SILENCE_S = 0.2
@@ -64,15 +61,14 @@ class Drops:
         return True
 
 
+@dataclass(slots=True)
 class Flow:
-    """One direction. Its pieces wait with the time at which each is due; the last is empty."""
+    """One direction."""
 
-    def __init__(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
-        self.direction = direction
-        self.source = source
-        self.sink = sink
-        self.pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_PENDING_CHUNKS)
-        self.pending = 0  # bytes that were read, and are not written yet
+    direction: str
+    source: socket.socket
+    sink: socket.socket
+    pending: bytes = b""  # read, and not written yet: meanwhile nothing more is read
 
 
 class Link:
@@ -124,20 +120,19 @@ class Carrier:
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link = Link(client, server)
-        task = self._loop.create_task(self._carry(link))
+        task = self._loop.create_task(self._serve(link))
         self._links[task] = link
         task.add_done_callback(self._links.pop)
         self.counts.connections += 1
 
-    async def _carry(self, link: Link) -> None:
+    async def _serve(self, link: Link) -> None:
         """Carry what both sides say until both have ended, or one has failed: then the other is reset."""
         with link.client, link.server:
             try:
                 await self._loop.sock_connect(link.server, self.upstream)
                 async with asyncio.TaskGroup() as tasks:
                     for flow in (link.up, link.down):
-                        tasks.create_task(self._read(link, flow))
-                        tasks.create_task(self._write(link, flow))
+                        tasks.create_task(self._carry(link, flow))
             except* OSError:
                 _reset_at_close(link.client, *(() if link.cut else (link.server,)))
             if link.cut:
@@ -152,47 +147,42 @@ class Carrier:
     def _loses(self, link: Link, flow: Flow) -> bool:
         return link.gone or flow.direction in self._losing
 
-    async def _read(self, link: Link, flow: Flow) -> None:
-        """Read until the source has ended: also in a hole, and what is lost."""
-        data = b"."
-        while data:
-            try:
-                data = await self._receive(flow.source)
-            except OSError:
-                if not self._loses(link, flow):
-                    await self._passes[flow.direction].wait()
-                    raise
-                data = b""
+    async def _carry(self, link: Link, flow: Flow) -> None:
+        """Carry one direction until its source has ended, whatever becomes of it."""
+        while data := await self._read(link, flow):
             if self._loses(link, flow):
                 self._lose(link, data)
-            elif data and flow is link.down and link.dropping:
+            elif flow is link.down and link.dropping:
                 self._drop(link, data)
-            elif data:
+            else:
                 self._count(link, flow, data)
-                flow.pending += len(data)
-                await flow.pieces.put((self._loop.time() + self._delay, data))
-        await flow.pieces.put((self._loop.time() + self._delay, data))
-
-    async def _write(self, link: Link, flow: Flow) -> None:
-        """Write each piece when it is due, as far as the network lets it through."""
-        data = b"."
-        while data:
-            due, data = await flow.pieces.get()
-            if due > self._loop.time():
-                await asyncio.sleep(due - self._loop.time())
-            left = data
-            while left and not link.gone:
-                await self._passes[flow.direction].wait()
-                try:
-                    sent = 0 if link.gone else flow.sink.send(left)
-                except BlockingIOError:
-                    await asyncio.sleep(FULL_PAUSE_S)
-                    continue
-                left = left[sent:]
-                flow.pending -= sent
+                flow.pending = data
+                await asyncio.sleep(self._delay)
+                await self._write(link, flow)
+        if self._loses(link, flow):
+            link.gone = True
         await self._passes[flow.direction].wait()
         if not link.gone:
             flow.sink.shutdown(socket.SHUT_WR)
+
+    async def _read(self, link: Link, flow: Flow) -> bytes:
+        try:
+            return await self._receive(flow.source)
+        except OSError:
+            if self._loses(link, flow):  # a reset is as any end then: nobody is told
+                return b""
+            await self._passes[flow.direction].wait()
+            raise
+
+    async def _write(self, link: Link, flow: Flow) -> None:
+        """Write what is pending, as far as the network lets it through."""
+        while flow.pending:
+            await self._passes[flow.direction].wait()
+            try:
+                sent = len(flow.pending) if link.gone else flow.sink.send(flow.pending)
+                flow.pending = flow.pending[sent:]
+            except BlockingIOError:
+                await asyncio.sleep(FULL_PAUSE_S)
 
     def _lose(self, link: Link, data: bytes) -> None:
         link.gone = True
