@@ -32,7 +32,6 @@ FOREVER_S = 3600 + round(float(os.environ.get(LASTS, "0")))
 
 
 def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
-    """Write one line to the ledger."""
     told: dict[str, Any] = {"attempt": ctx.attempt, "crashes": ctx.crashes, "pid": os.getpid()}
     line = Line(event, ctx.id, fence=ctx.fence, at=time.monotonic(), wall=time.time(), tag=tag, **told)
     append(os.environ[LEDGER], [line])

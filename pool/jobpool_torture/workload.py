@@ -300,7 +300,7 @@ class Producer:
         self._stop.set()
 
     def close(self) -> None:
-        """Close its connection. Call `finish`, or `abort`, first."""
+        """Close its connection, after `finish` or `abort`."""
         if self._backend is not None:
             self._backend.close()
 
