@@ -1,8 +1,4 @@
-"""The app of the tortured pools: each handler writes to the ledger what it does, and many of them misbehave.
-
-The ledger is the file JOBPOOL_LEDGER. `start` is a run's first act; `end` is written just before a success, `fail` just
-before an error is raised. A run that ends with neither was cut short.
-"""
+"""The app of the tortured pools: each handler writes to the ledger what it does, and many of them misbehave."""
 
 from __future__ import annotations
 

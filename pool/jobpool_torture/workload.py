@@ -4,9 +4,8 @@ The same seed and the same parameters give the same jobs, in spite of all faults
 from a random generator of its own: so it is the same job in a longer run. On a broker that can do less, only the
 impossible kinds are missing.
 
-The producer repeats every job until the broker has answered. The ledger gets `try` before each call, with the requested
-id, and `enq` once it is answered, with the id of the answer. A job whose enqueue was
-interrupted between the two counts neither as lost nor as out of nowhere. `cancel` is the answer to a cancel.
+The producer repeats every job until the broker has answered. A job whose enqueue was interrupted between the ledger's
+`try` and `enq` counts neither as lost nor as out of nowhere.
 """
 
 from __future__ import annotations
