@@ -19,7 +19,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +185,6 @@ def _opened(pid: int, is_it: Callable[[int], bool]) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-@dataclass(slots=True)
-class _Held:
-    pidfd: int
-    faults: set[int] = field(default_factory=set)
-
-
 class _Keeper:
     """The process that outlives this one. Started when first told of something, and anew when it has died."""
 
@@ -233,7 +226,7 @@ class Stops:
     """The stopped processes, and their faults. `close` must be called at the end: it also ends a process."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], _Held] = {}
+        self._held: dict[int, dict[tuple[int, int], int]] = {}  # fault → pid and start of each process → its pidfd
         self._keeper = _Keeper()
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
@@ -248,32 +241,30 @@ class Stops:
             if pidfd is None:
                 return False
             key = (pid, started_at(pid))
-            held = self._held.get(key)
-            if held is None:
-                self._keeper.tell(pidfd, [other.pidfd for other in self._held.values()])
+            if not self._is_held(key):
+                self._keeper.tell(pidfd, [other for held in self._held.values() for other in held.values()])
             if not _send(pidfd, signal.SIGSTOP):
                 return False
-            if held is None:
-                held = self._held[key] = _Held(os.dup(pidfd))
-            held.faults.add(fault)
+            held = self._held.setdefault(fault, {})
+            if key not in held:
+                held[key] = os.dup(pidfd)
             return True
+
+    def _is_held(self, key: tuple[int, int]) -> bool:
+        return any(key in held for held in self._held.values())
 
     def go(self, fault: int) -> list[int]:
         """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
         gone_on = []
-        for key, held in list(self._held.items()):
-            held.faults.discard(fault)
-            if not held.faults:
-                del self._held[key]
-                if _send(held.pidfd, signal.SIGCONT):
-                    gone_on.append(key[0])
-                os.close(held.pidfd)
+        for key, pidfd in self._held.pop(fault, {}).items():
+            if not self._is_held(key) and _send(pidfd, signal.SIGCONT):
+                gone_on.append(key[0])
+            os.close(pidfd)
         return gone_on
 
     def go_all(self) -> list[int]:
         """Send SIGCONT to everything; return the pids that went on."""
-        faults = {fault for held in self._held.values() for fault in held.faults}
-        return [pid for fault in faults for pid in self.go(fault)]
+        return [pid for fault in list(self._held) for pid in self.go(fault)]
 
     def close(self) -> None:
         """Continue all, and end the keeper. Safe to call twice."""
