@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,10 +46,12 @@ class AccessFailed(JobpoolError):
 
 
 class User(ABC):
-    """One user, of a random name, on one server. Every method blocks for some round trips; raises `AccessFailed`."""
+    """One user, of a random name, on one server: `orders` to it are texts, into which names and a password are put."""
 
-    ways: ClassVar[tuple[str, ...]]  # the ways of `deny`, in a few words each
     options: ClassVar[tuple[str, ...]]  # options of a URL that name a user as well: where one is there, none is made
+    allow: ClassVar[tuple[str, ...]]  # orders that make it, or give it back all its rights
+    denials: ClassVar[Mapping[str, tuple[str, ...]]]  # ways to lock it out, in a few words each, and their orders
+    remove: ClassVar[tuple[str, ...]]  # orders that delete it, if it is there
 
     def __init__(self, url: str) -> None:
         self.name = f"torture-{secrets.token_hex(4)}"
@@ -60,20 +62,12 @@ class User(ABC):
         self.url = f"{scheme}://{self.name}:{self._password}@{place.rpartition('@')[2]}{slash}{path}"
 
     @abstractmethod
-    def allow(self) -> None:
-        """Make it, or give it back all its rights."""
-
-    @abstractmethod
-    def deny(self, way: int) -> None:
-        """Lock it out, in one of the `ways`."""
+    def obey(self, orders: Iterable[str]) -> None:
+        """Give the server these orders, as the URL's user. Blocks for some round trips; raises `AccessFailed`."""
 
     @abstractmethod
     def check(self) -> None:
-        """Log in as this user."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Delete it."""
+        """Log in as this user. Blocks and raises as `obey`."""
 
 
 class Access:
@@ -82,12 +76,12 @@ class Access:
     def __init__(self, user: User) -> None:
         """Make the user. Blocks for some round trips. Raises `AccessFailed`: it cannot be had, and none is left."""
         self._user = user
-        self._active: dict[int, int] = {}
+        self._active: dict[int, str] = {}
         self._is_wrong = False
         self._retry_at = self._bad_at = 0.0
         self.url = user.url
         try:
-            user.allow()
+            user.obey(user.allow)
             user.check()
         except AccessFailed:
             self.remove()
@@ -95,11 +89,11 @@ class Access:
 
     def begin(self, fault: Fault) -> str:
         """Lock it out; return how. Raises `AccessFailed`: nothing was done."""
-        way = fault.pick % len(self._user.ways)
+        way = list(self._user.denials)[fault.pick % len(self._user.denials)]
         self._bad_at = time.monotonic()
-        self._user.deny(way)
+        self._user.obey(self._user.denials[way])
         self._active[fault.number] = way
-        return f"user {self._user.name}: {self._user.ways[way]}"
+        return f"user {self._user.name}: {way}"
 
     def end(self, number: int) -> str:
         """End that fault; the others go on."""
@@ -120,9 +114,9 @@ class Access:
             return
         self._bad_at, self._retry_at = now, now + RETRY_PAUSE_S
         with suppress(AccessFailed):
-            self._user.allow()
+            self._user.obey(self._user.allow)
             for way in self._active.values():
-                self._user.deny(way)
+                self._user.obey(self._user.denials[way])
             self._is_wrong = False
 
     @property
@@ -137,7 +131,7 @@ class Access:
     def remove(self) -> str:
         """Delete the user; return "" or why it is still there. Safe to call twice."""
         try:
-            self._user.remove()
+            self._user.obey(self._user.remove)
         except AccessFailed as error:
             return f"the user {self._user.name} was not deleted: {error}"
         return ""
@@ -164,78 +158,72 @@ def make_access(url: str) -> Access | str:
 class RedisUser(User):
     """A user of an ACL, with what docs/redis.md says that a pool needs."""
 
-    ways = ("off, its connections closed", "another password, its connections closed", "no commands", "no keys")
     options = ("username", "password")
-    _rights = "~* &* +@all -@admin -@dangerous +info +role +cluster|slots +client|id +client|unblock +config|get"
-    _denials = ("off", "resetpass >withdrawn", "-@all", "resetkeys")
+    allow = (
+        "ACL SETUSER {name} reset on >{password} ~* &* +@all -@admin -@dangerous"
+        " +info +role +cluster|slots +client|id +client|unblock +config|get",
+    )
+    denials: ClassVar = {
+        "off, its connections closed": ("ACL SETUSER {name} off", "CLIENT KILL USER {name}"),
+        "another password, its connections closed": (
+            "ACL SETUSER {name} resetpass >withdrawn",
+            "CLIENT KILL USER {name}",
+        ),
+        "no commands": ("ACL SETUSER {name} -@all",),
+        "no keys": ("ACL SETUSER {name} resetkeys",),
+    }
+    remove = ("ACL DELUSER {name}",)
 
-    def allow(self) -> None:
-        self._order("ACL", "SETUSER", self.name, "reset", "on", f">{self._password}", *self._rights.split())
-
-    def deny(self, way: int) -> None:
-        self._order("ACL", "SETUSER", self.name, *self._denials[way].split())
-        if "closed" in self.ways[way]:
-            self._order("CLIENT", "KILL", "USER", self.name)
-
-    def check(self) -> None:
-        self._order("PING", url=self.url)
-
-    def remove(self) -> None:
-        self._order("ACL", "DELUSER", self.name)
-
-    def _order(self, *words: str, url: str = "") -> None:
+    def obey(self, orders: Iterable[str], *, url: str = "") -> None:
         from redis import Redis, RedisError
 
         where = (url or self._own).partition("?")[0]
         try:
             with Redis.from_url(where, socket_timeout=CALL_LIMIT_S, socket_connect_timeout=CALL_LIMIT_S) as client:
-                client.execute_command(*words)
+                for order in orders:
+                    client.execute_command(*order.format(name=self.name, password=self._password).split())
         except RedisError as error:
             raise AccessFailed(_first_line(error)) from error
+
+    def check(self) -> None:
+        self.obey(["PING"], url=self.url)
 
 
 class PostgresUser(User):
     """A role that is a member of the URL's, and so may do what that one may."""
 
-    ways = ("no login, its connections closed", "another password, its connections closed", "no rights")
     options = ("user", "password", "passfile", "service")
+    allow = (
+        "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {text})"
+        " THEN CREATE ROLE {name}; END IF; END $$",
+        "ALTER ROLE {name} LOGIN PASSWORD {password}",
+        "GRANT {own} TO {name}",
+    )
     _hang_up = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {text}"
+    denials: ClassVar = {
+        "no login, its connections closed": ("ALTER ROLE {name} NOLOGIN", _hang_up),
+        "another password, its connections closed": ("ALTER ROLE {name} PASSWORD 'withdrawn'", _hang_up),
+        "no rights": ("REVOKE {own} FROM {name}",),
+    }
+    remove = (
+        "DO $$ BEGIN IF EXISTS (SELECT FROM pg_roles WHERE rolname = {text})"
+        " THEN REASSIGN OWNED BY {name} TO {own}; DROP OWNED BY {name}; DROP ROLE {name}; END IF; END $$",
+    )
     _ours = ("timeout", "schema", "listen", "dead_max", "dead_max_age")
 
-    def allow(self) -> None:
-        make = (
-            "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {text}) THEN CREATE ROLE {name}; END IF;"
-            " END $$"
-        )
-        self._order(make, "ALTER ROLE {name} LOGIN PASSWORD {password}", "GRANT {own} TO {name}")
-
-    def deny(self, way: int) -> None:
-        alter = "ALTER ROLE {name} "
-        orders = (alter + "NOLOGIN", alter + "PASSWORD 'withdrawn'", "REVOKE {own} FROM {name}")
-        self._order(orders[way], *((self._hang_up,) if "closed" in self.ways[way] else ()))
-
-    def check(self) -> None:
-        """Check, before any pool runs, that it may be done: end its connection as `deny` does it."""
-        with self._connected(self.url):
-            self._order(self._hang_up)
-
-    def remove(self) -> None:
-        with self._connected(self._own) as connection:
-            if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [self.name]).rowcount:
-                for order in ("REASSIGN OWNED BY {name} TO {own}", "DROP OWNED BY {name}", "DROP ROLE {name}"):
-                    self._execute(connection, order)
-
-    def _order(self, *statements: str) -> None:
-        with self._connected(self._own) as connection:
-            for statement in statements:
-                self._execute(connection, statement)
-
-    def _execute(self, connection: Connection[Any], statement: str) -> None:
+    def obey(self, orders: Iterable[str]) -> None:
         from psycopg import sql
 
-        parts = {"name": sql.Identifier(self.name), "own": sql.Identifier(connection.info.user)}
-        values = {"text": sql.Literal(self.name), "password": sql.Literal(self._password)}
-        connection.execute(sql.SQL(statement).format(**parts, **values))
+        with self._connected(self._own) as connection:
+            parts = {"name": sql.Identifier(self.name), "own": sql.Identifier(connection.info.user)}
+            values = {"text": sql.Literal(self.name), "password": sql.Literal(self._password)}
+            for order in orders:
+                connection.execute(sql.SQL(order).format(**parts, **values))
+
+    def check(self) -> None:
+        """Check, before any pool runs, that it may be done: end its connection as a denial does it."""
+        with self._connected(self.url):
+            self.obey([self._hang_up])
 
     @contextmanager
     def _connected(self, url: str) -> Iterator[Connection[Any]]:

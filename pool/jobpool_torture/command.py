@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,14 @@ def torture(
 
         table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
         return
+    from jobpool_torture.options import check_folder
+
     options, faults = _read(session, replay, given)
     if shrink and options.queue and options.keep:
         raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
-    folder, is_named = _folder(given["directory"])
-    is_verbose = session.log_level("warning") in ("info", "debug")
-    face = _Face(folder, is_verbose, json_, given["restart_broker"] or "", given["queue"] or "")
+    is_named = given["directory"] is not None
+    folder = check_folder(Path(given["directory"])) if is_named else Path(tempfile.mkdtemp(prefix="jobpool-torture-"))
+    face = _Face(folder, session.log_level("warning") in ("info", "debug"), json_)
     try:
         result = face.run(options, faults)
     except BaseException:  # an interrupt too: at any end the folder is named, and the error goes on
@@ -119,7 +122,6 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
 
 
 def _translated(run: dict[str, Any]) -> dict[str, Any]:
-    """Translate flags into the fields of `Options`."""
     run = {"seed": secrets.randbelow(1 << 31), **run}
     if "minutes" in run:
         run["seconds"] = 60 * run.pop("minutes")
@@ -131,24 +133,14 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _folder(directory: str | None) -> tuple[Path, bool]:
-    """Return where the run writes, and whether the user has named it."""
-    from jobpool_torture.options import check_folder
-
-    if directory is None:
-        return Path(tempfile.mkdtemp(prefix="jobpool-torture-")), False
-    return check_folder(Path(directory)), True
-
-
 class _Face:
     """The user's view of runs, and their interruption: an `entry_point.Watcher`."""
 
-    def __init__(self, folder: Path, verbose: bool, json_: bool, restart: str, queue: str) -> None:
+    def __init__(self, folder: Path, verbose: bool, json_: bool) -> None:
         self._folder = folder
         self._verbose = verbose
         self._json = json_
-        self._restart = restart
-        self._queue = queue
+        self._queue = ""  # as the user has named it
         self._first: Run | None = None  # the requested run; those of a search come after it
         self._run: Run | None = None  # the one that an interrupt is for
         self._progress: Progress | None = None  # None = runs are not shown
@@ -161,6 +153,7 @@ class _Face:
         from jobpool_torture.entry_point import run_once
         from jobpool_torture.view import Progress
 
+        self._queue = options.queue
         try:
             with _interrupts(self._interrupt), Progress() as self._progress:
                 return run_once(options, self._folder, self, faults)
@@ -232,17 +225,16 @@ class _Face:
 
         assert self._first is not None
         options = self._first.options
-        words = ["jobpool", "torture", "--backend", redact(options.backend)]
+        flags: dict[str, object] = {"backend": redact(options.backend)}
         if folder is not None:
-            words += ["--replay", str(folder / SCHEDULE)]
+            flags["replay"] = folder / SCHEDULE
         else:
-            words += ["--minutes", f"{options.seconds / 60:g}", "--seed", str(options.seed)]
-            words += ["--pools", str(options.pools), "--workers", str(options.workers)]
-            words += ["--ttl", f"{options.ttl:g}", "--rate", f"{options.rate:g}"]
-            words += ["--faults", ",".join(options.faults)] if options.faults else []
-        words += ["--queue", self._queue] if self._queue else []
-        words += ["--restart-broker", self._restart] if self._restart else []
-        return shlex.join(words)
+            flags |= {"minutes": f"{options.seconds / 60:g}", "seed": options.seed, "pools": options.pools}
+            flags |= {"workers": options.workers, "ttl": f"{options.ttl:g}", "rate": f"{options.rate:g}"}
+            flags["faults"] = ",".join(options.faults)
+        flags |= {"queue": self._queue, "restart-broker": options.restart_broker}
+        told = [(f"--{flag}", str(value)) for flag, value in flags.items() if value != ""]
+        return shlex.join(["jobpool", "torture", *chain.from_iterable(told)])
 
 
 def _told(text: str) -> None:

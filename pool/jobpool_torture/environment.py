@@ -128,7 +128,7 @@ class Environment:
         ]
 
     def connect(self) -> QueueBackend:
-        """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
+        """Open the broker by the producer's own network."""
         return open_backend(self._producer_url, signer=self.signer)
 
     def disturb_producer(self, share: float = LOST_REPLIES_SHARE) -> None:

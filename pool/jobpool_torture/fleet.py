@@ -152,7 +152,6 @@ class Pool:
         return [child for child in self.children() if child in busy]
 
     def log_end(self) -> str:
-        """Return the end of its log."""
         with contextlib.suppress(OSError):
             return self.log_path.read_text(errors="replace")[-LOG_END_CHARS:]
         return ""
@@ -201,7 +200,7 @@ class Fleet:
             Pool(number, url, directory, clock) for number, (url, clock) in enumerate(zip(urls, padded, strict=True))
         ]
         self.ends: list[End] = []
-        self._untold: list[End] = []
+        self._told = 0  # how many of them `collect` has returned
         self.excuse: Callable[[Pool], str] = lambda _: ""
         """Tells why a pool may have ended before it was ready; "" = it may not. Set by the nemesis."""
 
@@ -260,22 +259,18 @@ class Fleet:
     def collect(self) -> list[End]:
         """Return the ends that were not told yet. `revive` starts those pools again, when their time has come."""
         self._look()
-        told, self._untold = self._untold, []
-        return told
+        fresh, self._told = self.ends[self._told :], len(self.ends)
+        return fresh
 
     def _look(self) -> None:
-        """Note ended programs; `collect` will tell of them."""
-        fresh = []
         for pool in self.pools:
             if pool.pid:
                 pool.is_ready()
                 if pool.clock:
                     pool.clock.mend(pool.pid)
             if ended := pool.collect():
-                fresh.append(self._judge(pool, *ended))
+                self.ends.append(self._judge(pool, *ended))
                 pool.start_at = time.monotonic() + (pool.away if pool.awaited else RESTART_PAUSE_S)
-        self.ends += fresh
-        self._untold += fresh
 
     def _judge(self, pool: Pool, pid: int, status: int) -> End:
         if status in pool.awaited:

@@ -1,8 +1,4 @@
-"""The app of the tortured pools: each handler writes to the ledger what it does, and many of them misbehave.
-
-The ledger is the file JOBPOOL_LEDGER. `start` is a run's first act; `end` is written just before a success, `fail` just
-before an error is raised. A run that ends with neither was cut short.
-"""
+"""The app of the tortured pools: each handler writes to the ledger what it does, and many of them misbehave."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ FOREVER_S = 3600 + round(float(os.environ.get(LASTS, "0")))
 
 
 def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
-    """Write one line to the ledger."""
     told: dict[str, Any] = {"attempt": ctx.attempt, "crashes": ctx.crashes, "pid": os.getpid()}
     line = Line(event, ctx.id, fence=ctx.fence, at=time.monotonic(), wall=time.time(), tag=tag, **told)
     append(os.environ[LEDGER], [line])
@@ -181,26 +176,11 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:
 def leave(ctx: jobpool.JobContext, how: str) -> None:
     """Leave a process behind, and succeed."""
     note(ctx, "start")
-    if how == "double fork":
-        pid = _double_fork()
+    words = ["sleep", str(FOREVER_S)]
+    if how == "double fork":  # in a session of its own, whose first process has ended
+        shell = ["sh", "-c", '"$@" > /dev/null & echo $!', "sh", *words]
+        pid = int(subprocess.check_output(shell, start_new_session=True))
     else:
-        pid = subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=how == "new session").pid
+        pid = subprocess.Popen(words, start_new_session=how == "new session").pid
     note(ctx, "left", str(pid))
     note(ctx, "end")
-
-
-def _double_fork() -> int:
-    """Return the pid of a process in a session of its own, whose parent has ended."""
-    reading, writing = os.pipe()
-    between = os.fork()
-    if between == 0:
-        os.setsid()
-        last = os.fork()
-        if last:
-            os.write(writing, str(last).encode())
-            os._exit(0)
-        os.execvp("sleep", ["sleep", str(FOREVER_S)])
-    os.waitpid(between, 0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        return int(pipe.read())

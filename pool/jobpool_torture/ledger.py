@@ -45,8 +45,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     id: str
     fence: int = 0  # the delivery's number; 0 = of no delivery that is known
     pool: str = ""
-    slot: int = -1  # of the child, as `pid`, which may be a master's or the producer's too
-    pid: int = 0
+    pid: int = 0  # of the child, the master or the producer
     at: float = 0.0  # CLOCK_MONOTONIC seconds, as `since`, which is just before a broker was asked
     wall: float = 0.0
     since: float = 0.0
@@ -107,13 +106,11 @@ class Ledger:
             return []
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        self._lines += map(self._decode, whole.splitlines())
+        for text in whole.splitlines():
+            try:
+                self._lines.append(_DECODER.decode(text))
+            except ValueError as error:
+                raise LedgerBroken(
+                    f"{self.path} holds no line of a ledger: {text[:100]!r}. It is half a line where the disk was full"
+                ) from error
         return self._lines[lines:]
-
-    def _decode(self, text: bytes) -> Line:
-        try:
-            return _DECODER.decode(text)
-        except ValueError as error:
-            raise LedgerBroken(
-                f"{self.path} holds no line of a ledger: {text[:100]!r}. It is half a line where the disk was full"
-            ) from error

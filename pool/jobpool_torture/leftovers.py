@@ -35,7 +35,6 @@ def kept(backend: QueueBackend, queue: str) -> list[Message]:
 
 
 def results(backend: QueueBackend, idents: Iterable[str]) -> dict[str, Any]:
-    """Return the results that the broker keeps of these jobs. Raises `BackendUnavailable`."""
     found: dict[str, Any] = {}
     rest = iter(idents)
     while some := list(islice(rest, PAGE_MESSAGES)):

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool.message.settlement import Settled
@@ -20,6 +21,7 @@ HANDLERS = ("start", "end", "fail", "effect", "left", "follow", "told")  # event
 ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)  # answers of a broker to a settlement that is in force
 CALL_REMEMBERED_S = 50.0  # time for which a broker surely knows a call again; less than the contract's 60, for clocks
 
+Told = TypeVar("Told", Line, Message)
 Step = tuple[int, int]  # attempts and crashes that a delivery adds
 
 DOUBTFUL = Capabilities(keeps_records=False)
@@ -152,11 +154,15 @@ class History:
 
 def histories_of(lines: Iterable[Line], idents: Container[str]) -> Iterator[History]:
     """Yield the history of each of these jobs of which there is a line."""
-    by_id: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        if line.id in idents:
-            by_id[line.id].append(line)
-    return (History(ident, told, DOUBTFUL) for ident, told in by_id.items())
+    told = by_id(line for line in lines if line.id in idents)
+    return (History(ident, some, DOUBTFUL) for ident, some in told.items())
+
+
+def by_id(things: Iterable[Told]) -> dict[str, list[Told]]:
+    found: dict[str, list[Told]] = defaultdict(list)
+    for each in things:
+        found[each.id].append(each)
+    return found
 
 
 def steps_of(known: Known) -> set[Step]:

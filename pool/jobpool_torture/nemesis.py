@@ -18,7 +18,7 @@ from jobpool_torture import ledger, processes, spoiling
 from jobpool_torture.broker_faults import Access, AccessFailed, BrokerRestart
 from jobpool_torture.clocks import PoolClock
 from jobpool_torture.fleet import Fleet, Pool
-from jobpool_torture.network import NetworkFailed, NetworkState, Proxy
+from jobpool_torture.network import NetworkFailed, Proxy, put_in_force
 from jobpool_torture.processes import Stops
 from jobpool_torture.schedule import KINDS, Fault
 from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
@@ -70,10 +70,11 @@ class Nemesis:
             orders: A folder that the pools' jobs look into, see `spoiling`; None = they do not.
         """
         self._fleet = fleet
-        self._weather = [NetworkState(proxy) for proxy in networks if proxy is not None]
+        self._networks = [proxy for proxy in networks if proxy is not None]
+        self._bad_at = [0.0] * len(self._networks)  # when a fault on each began or ended last
         self._clocks = [clock for clock in clocks if clock is not None]
         self._reasons = {
-            "net": "" if len(self._weather) == len(fleet.pools) else no_network or "no network was given",
+            "net": "" if len(self._networks) == len(fleet.pools) else no_network or "no network was given",
             "clock": "" if len(self._clocks) == len(fleet.pools) else no_clock or "no clock was given",
             "broker": "" if restart_broker else "it needs a command that restarts the broker",
             "access": access if isinstance(access, str) else "",
@@ -113,6 +114,8 @@ class Nemesis:
         """
         pool = self._fleet.pools[fault.pool]
         try:
+            if not (pool.pid or fault.kind.startswith(_BESIDE_POOLS)):
+                raise Missed(f"{pool.name} is not running")
             blow = MEANS[fault.kind](self, fault, pool)
         except (Missed, AccessFailed, NetworkFailed) as error:
             if isinstance(error, NetworkFailed):
@@ -126,13 +129,11 @@ class Nemesis:
 
     def _strike_child(self, fault: Fault, pool: Pool) -> Blow:
         """Kill or stop a child; an odd pick wants one at work, if there is any."""
-        _there(pool)
         busy = pool.busy() if fault.pick % 2 else []
         pid = _pick(busy or pool.children(), fault.pick // 2, "no child")
         return self._kill_or_stop(fault, "a busy child" if busy else "a child", pid, lambda pid: pid in pool.children())
 
     def _strike_fork_server(self, fault: Fault, pool: Pool) -> Blow:
-        _there(pool)
         pid = _pick(pool.fork_servers(), fault.pick, "no fork server")
         return self._kill_or_stop(fault, "a fork server", pid, lambda pid: pid in pool.fork_servers())
 
@@ -143,7 +144,6 @@ class Nemesis:
         return Blow(f"{what} killed, pid {pid}", (pid,))
 
     def _spoil_child(self, fault: Fault, pool: Pool) -> Blow:
-        _there(pool)
         assert self._orders is not None
         known = spoiling.ways()
         way = known[fault.pick % len(known)]
@@ -152,7 +152,6 @@ class Nemesis:
 
     def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Blow:
         """Stop it, and kill a child of its: its pool sees that the child is not collected."""
-        _there(pool)
         servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
         pid = _pick(servers, fault.pick, "no fork server that has children and goes on")
         self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
@@ -169,11 +168,11 @@ class Nemesis:
         return Blow(f"the master killed, pid {pid}; another after {fault.seconds:g} s", (pid,))
 
     def _stop_master(self, fault: Fault, pool: Pool) -> Blow:
-        return self._stop(fault, "the master", [_there(pool)], pool.is_master)
+        return self._stop(fault, "the master", [pool.pid], pool.is_master)
 
     def _stop_group(self, fault: Fault, pool: Pool) -> Blow:
         """Stop the master first, so that it forks nothing more; its fork servers may have, until they stand."""
-        master = _there(pool)
+        master = pool.pid
         stopped: list[int] = []
         for _ in range(MAX_STOP_PASSES):
             fresh = [pid for pid in processes.tree_of(master) if pid not in stopped]
@@ -190,19 +189,16 @@ class Nemesis:
         return Blow(f"told to stop, pid {pid}; another {fault.seconds:g} s after its end", (pid,))
 
     def _hup(self, _: Fault, pool: Pool) -> Blow:
-        pid = self._check_ready(pool)
-        self._send(pid, signal.SIGHUP, pool.is_master)
-        return Blow(f"told to load its app anew, pid {pid}", (pid,))
+        self._check_ready(pool)
+        self._send(pool.pid, signal.SIGHUP, pool.is_master)
+        return Blow(f"told to load its app anew, pid {pool.pid}", (pool.pid,))
 
-    def _check_ready(self, pool: Pool) -> int:
+    def _check_ready(self, pool: Pool) -> None:
         """Miss the fault if the program has just been started: it would die of signals that it does not handle yet."""
-        pid = _there(pool)
         if not pool.is_ready():
             raise Missed(f"{pool.name} is not up yet")
-        return pid
 
     def _order_end(self, pool: Pool, how: signal.Signals, away: float) -> int:
-        _there(pool)
         pid = self._fleet.order_end(pool.number, how, away)
         if not pid:
             raise Missed(f"{pool.name} has ended just now")
@@ -211,7 +207,6 @@ class Nemesis:
     # logs, networks, clocks, the broker
 
     def _hold_log(self, fault: Fault, pool: Pool) -> Blow:
-        _there(pool)
         if pool.log is None or self._in_force("log.block", fault.pool):
             raise Missed(f"nobody reads the log of {pool.name} as it is")
         pool.log.hold()
@@ -222,7 +217,8 @@ class Nemesis:
         return Blow(f"{self._access.begin(fault)}, for {fault.seconds:g} s")
 
     def _trouble(self, fault: Fault, _: Pool) -> Blow:
-        told = self._weather[fault.pool].begin(fault)
+        told = put_in_force(self._networks[fault.pool], fault)
+        self._bad_at[fault.pool] = time.monotonic()
         return Blow(f"{told}{f', for {fault.seconds:g} s' if fault.seconds else ''}")
 
     def _jump(self, fault: Fault, _: Pool) -> Blow:
@@ -284,7 +280,7 @@ class Nemesis:
         return self._restart.is_under_way or some_down or self._stalls.are_frozen or not is_whole
 
     def _in_force(self, kind: str, pool: int) -> list[Fault]:
-        return [fault for _, fault in self._pending.values() if fault.kind == kind and fault.pool == pool]
+        return [fault for _, fault in self._pending.values() if fault.kind.startswith(kind) and fault.pool == pool]
 
     def _holds_up(self, pool: Pool) -> bool:
         """Return whether a pool cannot see to anything now, for faults that are in force."""
@@ -302,7 +298,10 @@ class Nemesis:
 
     def _undone(self, fault: Fault) -> str:
         if fault.kind.startswith("net."):
-            self._weather[fault.pool].end(fault.number)
+            self._bad_at[fault.pool] = time.monotonic()
+            self._networks[fault.pool].restore()
+            for other in self._in_force("net.", fault.pool):
+                put_in_force(self._networks[fault.pool], other)
             return "the network is as before"
         if fault.kind == "clock.jump":
             amount = next((other.amount for other in reversed(self._in_force("clock.jump", fault.pool))), 0.0)
@@ -348,7 +347,8 @@ class Nemesis:
         # A broker that was started again refuses the run's own user until `Access.mend` has made it anew.
         if (self._access or not pool.was_ready) and self._restart.was_since(pool.begun):
             return "the broker was being restarted"
-        if not pool.was_ready and self._weather and self._weather[pool.number].was_bad_since(pool.begun):
+        is_bad = self._in_force("net.", pool.number)
+        if not pool.was_ready and self._networks and (is_bad or self._bad_at[pool.number] >= pool.begun):
             return "its network was bad"
         if self._access and self._access.was_denied_since(pool.begun):
             return "its user was locked out"
@@ -389,6 +389,9 @@ MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Blow]] = {
 }
 """How each kind is struck."""
 
+_BESIDE_POOLS = ("net.", "clock.", "broker.", "access.")
+"""Kinds that strike even if the pool does not run."""
+
 _OVER_AT_ONCE = (".kill", ".freeze", ".term", ".hup", ".cut", ".restart")
 """Kinds whose `seconds` are not theirs to undo: the pool, or the fleet, starts another."""
 
@@ -397,9 +400,3 @@ def _pick(found: Sequence[int], pick: int, nothing: str) -> int:
     if not found:
         raise Missed(f"there is {nothing}")
     return found[pick % len(found)]
-
-
-def _there(pool: Pool) -> int:
-    if not pool.pid:
-        raise Missed(f"{pool.name} is not running")
-    return pool.pid

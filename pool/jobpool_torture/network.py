@@ -11,8 +11,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from urllib.parse import parse_qsl
 from jobpool.broker.opening import scheme_of
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture.network_process import Counts
+from jobpool_torture.processes import start_script
 from jobpool_torture.schedule import Fault
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
@@ -130,16 +129,10 @@ class Proxy:
         A name is looked up once. Of several addresses it is the first that takes a connection now, else the first.
         Raises OSError: the name cannot be found; `NetworkFailed`: the process did not come up.
         """
-        address = _address(host, port)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), address, str(port)]
-            self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], process_group=0
-            )
-        ours.settimeout(ORDER_LIMIT_S)
-        self._socket = ours
-        self._orders = ours.makefile("rw")
+        words = _address(host, port), str(port)
+        self._process, self._socket = start_script(PROGRAM, *words, kind=socket.SOCK_STREAM)
+        self._socket.settimeout(ORDER_LIMIT_S)
+        self._orders = self._socket.makefile("rw")
         self.port = 0
         try:
             self.port = int(self._answer()["port"])
@@ -167,7 +160,7 @@ class Proxy:
         self._order("refuse")
 
     def restore(self) -> None:
-        """Undo `black_hole` and `refuse`."""
+        """Undo everything but a cut."""
         self._order("restore")
 
     def cut(self) -> None:
@@ -247,59 +240,24 @@ def _takes_connections(address: str, port: int) -> bool:
     return False
 
 
-class NetworkState:
-    """The faults that are in force on one proxy: each begins and ends alone, the network has only one state.
-
-    Every method blocks for the proxy's answer, some milliseconds; raises `NetworkFailed` when the proxy is gone.
-    """
-
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
-        self._active: dict[int, Fault] = {}
-        self._cleared_at = 0.0
-
-    def was_bad_since(self, moment: float) -> bool:
-        """Return whether any fault was in force at or after `moment` (CLOCK_MONOTONIC)."""
-        return bool(self._active) or self._cleared_at >= moment
-
-    def begin(self, fault: Fault) -> str:
-        """Put it in force; return its effect, in words."""
-        told = self._put_in_force(fault)
-        if fault.kind != "net.cut":
-            self._active[fault.number] = fault
-        self._cleared_at = time.monotonic()
-        return told
-
-    def end(self, number: int) -> None:
-        """End that fault; the others go on."""
-        ended = self._active.pop(number, None)
-        if ended is None:
-            return
-        self._cleared_at = time.monotonic()
-        self._proxy.restore()  # of holes and refusals; those that go on are put in force again
-        self._proxy.delay(0.0)
-        self._proxy.drop_replies(0)
-        for fault in self._active.values():
-            self._put_in_force(fault)
-
-    def _put_in_force(self, fault: Fault) -> str:
-        proxy = self._proxy
-        match fault.kind:
-            case "net.cut":
-                links = proxy.counts().open
-                proxy.cut()
-                return f"{links} connections reset"
-            case "net.hole":
-                directions, keep = _HOLES[fault.pick % len(_HOLES)]
-                proxy.black_hole(*directions, keep=keep)
-                what = {BOTH: "nothing gets through", ("up",): "nothing reaches the broker"}
-                return f"{what.get(directions, 'nothing comes back')}, and is {'held back' if keep else 'lost'}"
-            case "net.refuse":
-                proxy.refuse()
-                return "new connections are refused"
-            case "net.delay":
-                proxy.delay(fault.amount)
-                return f"everything comes {fault.amount * 1000:.0f} ms later"
-        silent = fault.pick % 2 == 1
-        proxy.drop_replies(share=fault.amount, seed=fault.pick, then="silent" if silent else "cut")
-        return f"{fault.amount:.0%} of the replies lost, the connection {'left silent' if silent else 'cut'}"
+def put_in_force(proxy: Proxy, fault: Fault) -> str:
+    """Let the network fail so, beside what is in force already; return the effect, in words."""
+    match fault.kind:
+        case "net.cut":
+            links = proxy.counts().open
+            proxy.cut()
+            return f"{links} connections reset"
+        case "net.hole":
+            directions, keep = _HOLES[fault.pick % len(_HOLES)]
+            proxy.black_hole(*directions, keep=keep)
+            what = {BOTH: "nothing gets through", ("up",): "nothing reaches the broker"}
+            return f"{what.get(directions, 'nothing comes back')}, and is {'held back' if keep else 'lost'}"
+        case "net.refuse":
+            proxy.refuse()
+            return "new connections are refused"
+        case "net.delay":
+            proxy.delay(fault.amount)
+            return f"everything comes {fault.amount * 1000:.0f} ms later"
+    silent = fault.pick % 2 == 1
+    proxy.drop_replies(share=fault.amount, seed=fault.pick, then="silent" if silent else "cut")
+    return f"{fault.amount:.0%} of the replies lost, the connection {'left silent' if silent else 'cut'}"

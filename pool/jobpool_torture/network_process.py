@@ -1,8 +1,8 @@
 """The process of `jobpool_torture.network`: carries bytes between clients and one server, as a bad network would.
 
-A *link* is one client's connection and the proxy's own to the server; a *flow* is one direction of it. One epoll loop
-carries all of them. An order is one line of JSON on a socket, and so is its answer, which comes when the order is in
-force. Standard library only: it is started as a script.
+A *link* is one client's connection and the proxy's own to the server; a *flow* is one direction of it, and one task. An
+order is one line of JSON on a socket, and so is its answer, which comes when the order is in force. Standard library
+only: it is started as a script.
 
 A connection to a network in which packets are lost is neither accepted nor refused. To imitate that, the process fills
 the queue of its listening socket with connections of its own while a hole lasts. The kernel then drops every SYN.
@@ -10,6 +10,7 @@ the queue of its listening socket with connections of its own while a hole lasts
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -17,22 +18,16 @@ import select
 import socket
 import struct
 import sys
-import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 CHUNK_BYTES = 256 * 1024
-MAX_PENDING_BYTES = 1 << 20
-"""Bytes that wait for a slow reader before its writer is no longer read."""
-
 BACKLOG = 128
+FULL_PAUSE_S = 0.001  # between two attempts to write to a side that takes nothing
 DRAIN_SILENCE_S = 0.2
 """Seconds of silence after which the rest of a dropped reply has surely come."""
 
-FATAL = select.EPOLLHUP | select.EPOLLERR
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -68,33 +63,12 @@ class Drops:
 
 @dataclass(slots=True)
 class Flow:
-    """One direction. `ended`: the source has said that it is done; `told`: so has the sink been."""
+    """One direction."""
 
     direction: str
     source: socket.socket
     sink: socket.socket
-    pending: deque[tuple[float, bytes]] = field(default_factory=deque)
-    size: int = 0
-    ended: bool = False
-    told: bool = False
-
-    def is_due(self, now: float) -> bool:
-        return bool(self.pending) and self.pending[0][0] <= now
-
-    def write(self, now: float) -> None:
-        """Send what is due, as far as the sink takes it. Raises OSError."""
-        with suppress(BlockingIOError):
-            while self.is_due(now):
-                due, data = self.pending[0]
-                sent = self.sink.send(data)
-                self.size -= sent
-                if sent == len(data):
-                    self.pending.popleft()
-                else:
-                    self.pending[0] = (due, data[sent:])
-        if self.ended and not self.pending and not self.told:
-            self.told = True
-            self.sink.shutdown(socket.SHUT_WR)
+    pending: bytes = b""  # read, and not written yet: meanwhile nothing more is read
 
 
 class Link:
@@ -108,7 +82,7 @@ class Link:
         self.gone = False  # half-open: all that either side says is lost, and neither hears that the other has closed
         self.dropping = False  # the reply to this request is to be lost
         self.answered = True  # the server has spoken: the client's next bytes are a new request
-        self.drained_at = 0.0  # when the server's side is closed, unless it goes on speaking; 0 = not at all
+        self.cut = False  # the client was reset for a dropped reply: the server may be at work on the rest of it
 
 
 class Carrier:
@@ -118,57 +92,19 @@ class Carrier:
         self.upstream = upstream
         self.counts = Counts()
         self.drops = Drops()
+        self._loop = asyncio.get_running_loop()
         self._place = _bound(0)  # never listens: it keeps the port while connections are refused
         self.port: int = self._place.getsockname()[1]
         self._listener: socket.socket | None = None
         self._fillers: list[socket.socket] = []
         self._strangers: set[Any] = set()
-        self._stopped: set[str] = set()
+        self._passes = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._losing: set[str] = set()
         self._delay = 0.0
-        self._links: set[Link] = set()
-        self._masks: dict[int, int] = {}
-        self._epoll = select.epoll()
-        self._calls: dict[int, Callable[[int], None]] = {}
-        self._listen()
+        self._links: dict[asyncio.Task[None], Link] = {}
+        self._let_through()
 
-    def watch(self, fd: int, call: Callable[[int], None], mask: int = select.EPOLLIN) -> None:
-        """Call `call` with the mask of what happened on `fd`; mask 0 = no longer."""
-        had = self._masks.get(fd, 0)
-        if mask == had:
-            return
-        if not mask:
-            self._epoll.unregister(fd)
-            del self._masks[fd], self._calls[fd]
-            return
-        (self._epoll.modify if had else self._epoll.register)(fd, mask)
-        self._masks[fd] = mask
-        self._calls[fd] = call
-
-    def turn(self) -> None:
-        """Wait for something and carry it."""
-        timeout = self._timeout()
-        for fd, mask in self._epoll.poll(timeout):
-            if fd in self._calls:
-                self._calls[fd](mask)
-        if timeout < 0:
-            return
-        now = time.monotonic()
-        for link in list(self._links):
-            if link.drained_at and now >= link.drained_at:
-                self._close(link)
-            else:
-                self._move(link)
-
-    def _timeout(self) -> float:
-        """Return seconds until something is due; negative = forever. Only delays and drains wait for a time."""
-        now, due = time.monotonic(), []
-        for link in self._links:
-            due += [flow.pending[0][0] for flow in (link.up, link.down) if flow.pending and flow.pending[0][0] > now]
-            due += [link.drained_at] if link.drained_at else []
-        return max(0.0, min(due) - now) if due else -1
-
-    def _accept(self, _: int) -> None:
+    def _accept(self) -> None:
         assert self._listener is not None
         with suppress(BlockingIOError):
             while True:
@@ -183,81 +119,76 @@ class Carrier:
         for end in (client, server):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        server.connect_ex(self.upstream)  # a refusal is met by the first read
         link = Link(client, server)
-        self._links.add(link)
+        task = self._loop.create_task(self._serve(link))
+        self._links[task] = link
+        task.add_done_callback(self._links.pop)
         self.counts.connections += 1
-        self._arm(link)
 
-    def _arm(self, link: Link) -> None:
-        """Listen for what can be done: read what may travel, write what could not be written yet."""
-        now = time.monotonic()
-        masks = {link.client: 0, link.server: 0}
-        for flow in (link.up, link.down):
-            if self._may_read(link, flow):
-                masks[flow.source] |= select.EPOLLIN
-            if self._may_write(link, flow) and flow.is_due(now):
-                masks[flow.sink] |= select.EPOLLOUT
-        for end, mask in masks.items():
-            if end.fileno() >= 0:
-                self.watch(end.fileno(), lambda mask, end=end: self._happened(link, end, mask), mask)  # type: ignore[misc]
+    async def _serve(self, link: Link) -> None:
+        """Carry what both sides say until both have ended, or one has failed: then the other is reset."""
+        with link.client, link.server:
+            try:
+                await self._loop.sock_connect(link.server, self.upstream)
+                async with asyncio.TaskGroup() as tasks:
+                    for flow in (link.up, link.down):
+                        tasks.create_task(self._carry(link, flow))
+            except* OSError:
+                _reset_at_close(link.client, *(() if link.cut else (link.server,)))
+            if link.cut:
+                link.client.close()
+                with suppress(OSError):
+                    while data := await asyncio.wait_for(self._receive(link.server), DRAIN_SILENCE_S):
+                        self.counts.bytes_lost += len(data)
 
-    def _may_read(self, link: Link, flow: Flow) -> bool:
-        """Return whether to read; lost bytes are read, and a link that has lost some is read forever."""
-        is_held = flow.direction in self._stopped - self._losing and not link.gone
-        return not (flow.ended or flow.size >= MAX_PENDING_BYTES or is_held)
+    async def _receive(self, source: socket.socket) -> bytes:
+        return await self._loop.sock_recv(source, CHUNK_BYTES)
 
-    def _may_write(self, link: Link, flow: Flow) -> bool:
-        return not (link.gone or flow.direction in self._stopped)
+    def _loses(self, link: Link, flow: Flow) -> bool:
+        return link.gone or flow.direction in self._losing
 
-    def _happened(self, link: Link, end: socket.socket, mask: int) -> None:
-        flow = link.up if end is link.client else link.down
+    async def _carry(self, link: Link, flow: Flow) -> None:
+        """Carry one direction until its source has ended, whatever becomes of it."""
+        while data := await self._read(link, flow):
+            if self._loses(link, flow):
+                self._lose(link, data)
+            elif flow is link.down and link.dropping:
+                self._drop(link, data)
+            else:
+                self._count(link, flow, data)
+                flow.pending = data
+                await asyncio.sleep(self._delay)
+                await self._write(link, flow)
+        if self._loses(link, flow):
+            link.gone = True
+        await self._passes[flow.direction].wait()
+        if not link.gone:
+            flow.sink.shutdown(socket.SHUT_WR)
+
+    async def _read(self, link: Link, flow: Flow) -> bytes:
         try:
-            if mask & (select.EPOLLIN | FATAL):
-                self._read(link, flow)
-        except BlockingIOError:
-            pass
+            return await self._receive(flow.source)
         except OSError:
-            self._fail(link, flow)
-        self._move(link)
+            if self._loses(link, flow):  # a reset is as any end then: nobody is told
+                return b""
+            await self._passes[flow.direction].wait()
+            raise
 
-    def _move(self, link: Link) -> None:
-        """Write what can be written, and wait for the rest."""
-        if link not in self._links:
-            return
-        now = time.monotonic()
-        try:
-            for flow in (link.up, link.down):
-                if self._may_write(link, flow):
-                    flow.write(now)
-        except OSError:
-            self._close(link, reset=True)
-            return
-        if all(flow.told or (flow.ended and link.gone) for flow in (link.up, link.down)):
-            self._close(link)
-        else:
-            self._arm(link)
-
-    def _read(self, link: Link, flow: Flow) -> None:
-        data = flow.source.recv(CHUNK_BYTES)
-        if not data:
-            flow.ended = True
-            link.gone = link.gone or flow.direction in self._losing
-        elif link.gone or flow.direction in self._losing:
-            self._lose(link, data)
-        elif flow is link.down and link.dropping:
-            link.answered = True
-            self._drop(link, data)
-        else:
-            self._carry(link, flow, data)
+    async def _write(self, link: Link, flow: Flow) -> None:
+        """Write what is pending, as far as the network lets it through."""
+        while flow.pending:
+            await self._passes[flow.direction].wait()
+            try:
+                sent = len(flow.pending) if link.gone else flow.sink.send(flow.pending)
+                flow.pending = flow.pending[sent:]
+            except BlockingIOError:
+                await asyncio.sleep(FULL_PAUSE_S)
 
     def _lose(self, link: Link, data: bytes) -> None:
         link.gone = True
         self.counts.bytes_lost += len(data)
-        if link.drained_at:
-            link.drained_at = time.monotonic() + DRAIN_SILENCE_S
 
-    def _carry(self, link: Link, flow: Flow, data: bytes) -> None:
+    def _count(self, link: Link, flow: Flow, data: bytes) -> None:
         if flow is link.down:
             link.answered = True
             self.counts.bytes_down += len(data)
@@ -267,38 +198,14 @@ class Carrier:
                 link.answered = False
                 self.counts.requests += 1
                 link.dropping = self.drops.choose(data)
-        flow.pending.append((time.monotonic() + self._delay, data))
-        flow.size += len(data)
 
     def _drop(self, link: Link, data: bytes) -> None:
         """Drop the reply: the server has done its work, and the client shall not hear of it."""
         self.counts.dropped += 1
         self._lose(link, data)
         if self.drops.cut:
-            self._end(link.client, reset=True)
-            link.up.ended = True
-            # Until then it may be at work on the rest of its reply.
-            link.drained_at = time.monotonic() + DRAIN_SILENCE_S
-
-    def _fail(self, link: Link, flow: Flow) -> None:
-        """Reset the other side too, after one side has reset its connection, unless nothing travels between them."""
-        if link.gone or flow.direction in self._losing:
-            flow.ended = link.gone = True
-        else:
-            self._close(link, reset=True)
-
-    def _close(self, link: Link, reset: bool = False) -> None:
-        self._links.discard(link)
-        for end in (link.client, link.server):
-            self._end(end, reset)
-
-    def _end(self, end: socket.socket, reset: bool) -> None:
-        if end.fileno() < 0:
-            return
-        self.watch(end.fileno(), self._accept, 0)
-        if reset:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        end.close()
+            link.cut = True
+            raise ConnectionAbortedError
 
     def _listen(self) -> None:
         self._strangers = {filler.getsockname() for filler in self._fillers}
@@ -308,60 +215,74 @@ class Carrier:
         if self._listener is None:
             self._listener = _bound(self.port)
         self._listener.listen(BACKLOG)
-        self.watch(self._listener.fileno(), self._accept)
-        self._accept(0)
+        self._loop.add_reader(self._listener, self._accept)
+        self._accept()
         self._strangers.clear()
 
     def _ignore_new(self) -> None:
         """Fill the queue of the listening socket."""
         if self._listener is None or self._fillers:
             return
-        self._accept(0)
-        self.watch(self._listener.fileno(), self._accept, 0)
+        self._accept()
+        self._loop.remove_reader(self._listener)
         self._listener.listen(0)
         while not self._fillers or _connects(self._fillers[-1]):
             self._fillers.append(socket.socket())
             self._fillers[-1].setblocking(False)
             self._fillers[-1].connect_ex(("127.0.0.1", self.port))
 
-    def obey(self, order: str, **options: Any) -> dict[str, int]:
+    async def obey(self, order: str, **options: Any) -> dict[str, int]:
         """Carry out one order; the counts after it."""
-        getattr(self, f"do_{order}")(**options)
-        for link in list(self._links):
-            self._move(link)
+        await getattr(self, f"do_{order}")(**options)
         return asdict(self.counts) | {"open": len(self._links)}
 
-    def do_counts(self) -> None:
+    async def do_counts(self) -> None:
         pass
 
-    def do_black_hole(self, directions: list[str], keep: bool) -> None:
-        self._stopped |= set(directions)
+    async def do_cut(self) -> None:
+        for task, link in self._links.items():
+            _reset_at_close(link.client, link.server)
+            task.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    async def do_black_hole(self, directions: list[str], keep: bool) -> None:
+        for direction in directions:
+            self._passes[direction].clear()
         self._ignore_new()
         if not keep:
             self._losing |= set(directions)
-            for link in self._links:
+            for link in self._links.values():
                 under_way = [flow for flow in (link.up, link.down) if flow.pending and flow.direction in self._losing]
                 link.gone = link.gone or bool(under_way)
 
-    def do_restore(self) -> None:
-        self._stopped, self._losing = set(), set()
+    async def do_restore(self) -> None:
+        self._delay, self.drops = 0.0, Drops()
+        self._let_through()
+
+    def _let_through(self) -> None:
+        self._losing.clear()
+        for passes in self._passes.values():
+            passes.set()
         self._listen()
 
-    def do_cut(self) -> None:
-        for link in list(self._links):
-            self._close(link, reset=True)
-
-    def do_refuse(self) -> None:
+    async def do_refuse(self) -> None:
         if self._listener is not None:
-            self._end(self._listener, reset=False)
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
             self._listener = None
 
-    def do_delay(self, seconds: float) -> None:
+    async def do_delay(self, seconds: float) -> None:
         self._delay = seconds
 
-    def do_drop_replies(self, count: int, share: float, seed: int, match: str, cut: bool) -> None:
+    async def do_drop_replies(self, count: int, share: float, seed: int, match: str, cut: bool) -> None:
         pattern = re.compile(match.encode("latin-1"), re.DOTALL) if match else None
         self.drops = Drops(count, share, pattern, cut, random.Random(seed))
+
+
+def _reset_at_close(*ends: socket.socket) -> None:
+    for end in ends:
+        if end.fileno() >= 0:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
 def _bound(port: int) -> socket.socket:
@@ -379,26 +300,15 @@ def _connects(filler: socket.socket) -> bool:
     return bool(poll.poll(20))
 
 
-def main(control: int, host: str, port: int) -> None:
+async def serve(control: int, host: str, port: int) -> None:
     """Serve until its starter closes its end of the control socket."""
     carrier = Carrier((host, port))
-    ended = []
-    with socket.socket(fileno=control) as owner, owner.makefile("rw") as orders:
-
-        def obey(_: int) -> None:
-            order = orders.readline()
-            if not order:
-                ended.append(True)
-                return
-            orders.write(json.dumps(carrier.obey(**json.loads(order))) + "\n")
-            orders.flush()
-
-        orders.write(json.dumps({"port": carrier.port}) + "\n")
-        orders.flush()
-        carrier.watch(owner.fileno(), obey)
-        while not ended:
-            carrier.turn()
+    orders, answers = await asyncio.open_connection(sock=socket.socket(fileno=control))
+    answers.write(json.dumps({"port": carrier.port}).encode() + b"\n")
+    with suppress(ConnectionError):
+        while order := await orders.readline():
+            answers.write(json.dumps(await carrier.obey(**json.loads(order))).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    asyncio.run(serve(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

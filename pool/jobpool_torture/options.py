@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -54,7 +53,8 @@ class Options:
         _between("--rate", self.rate, 0.1, 500.0, "jobs a second")
         if self.queue:
             check_queue(self.queue)
-        check_kinds(self.faults)
+        if unknown := [kind for kind in self.faults if kind not in KINDS]:
+            raise ConfigurationError(f"{unknown[0]!r} is not a kind of fault: {', '.join(KINDS)}, or all")
         if scheme_of(self.backend) in BUSY_SCHEMES:
             raise ConfigurationError(
                 f"{scheme_of(self.backend)}:// lives in one process, and pools are several: name a broker that they"
@@ -80,13 +80,6 @@ def with_timeout(url: str, seconds: float) -> str:
 def _between(what: str, value: float, least: float, most: float, unit: str = "") -> None:
     if not least <= value <= most:
         raise ConfigurationError(f"{what} must be {least:g} to {most:g}{f' {unit}' if unit else ''}, not {value:g}")
-
-
-def check_kinds(kinds: Sequence[str]) -> None:
-    """Raise `ConfigurationError`: one is not a kind of fault."""
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise ConfigurationError(f"{unknown[0]!r} is not a kind of fault: {', '.join(KINDS)}, or all")
 
 
 def check_broker(backend: QueueBackend, options: Options) -> None:

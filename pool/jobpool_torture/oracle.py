@@ -6,7 +6,6 @@ witness, and by the handlers' lines. No I/O.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -14,7 +13,7 @@ from itertools import pairwise, product
 from jobpool.broker.values import Capabilities, Leases, Message, State
 from jobpool.message.settlement import CANCELLED
 from jobpool_torture.ledger import Line
-from jobpool_torture.message_history import ACCEPTED, CounterStep, Delivery, History, counter_steps
+from jobpool_torture.message_history import ACCEPTED, CounterStep, Delivery, History, by_id, counter_steps
 
 CLOCK_TOLERANCE_S = 0.1  # time by which a broker's clock may run ahead of this machine's within one lease
 
@@ -221,16 +220,11 @@ RULES = VIOLATIONS | MULTIPLE
 
 @dataclass(slots=True)
 class Account:
-    """The counts, by ids, so that a failure names them.
-
-    Attributes:
-        found: By count, ids → the fault: half a sentence.
-        excused: Not judged by their counters and numbers, because a broker that copies may have left two of them.
-    """
+    """The counts, by ids → the fault: half a sentence."""
 
     found: dict[str, dict[str, str]] = field(default_factory=lambda: {name: {} for name in RULES})
     excused: set[str] = field(default_factory=set)
-    crashes: dict[str, int] = field(default_factory=dict)  # per id that has run, as its last run was told
+    """Ids not judged by their counters and numbers, because a broker that copies may have left two of them."""
 
     def __getitem__(self, count: str) -> set[str]:
         """Return the ids of a count."""
@@ -244,17 +238,6 @@ class Account:
                 self.found[name][ident] = reason
         if case.copies:
             self.excused.add(ident)
-        if starts := case.history.wrote("start"):
-            self.crashes[ident] = starts[-1].crashes
-
-    def assert_clean(self, counts: Iterable[str] = VIOLATIONS) -> None:
-        """Raise `AssertionError`, with the first ids and what is wrong with them, unless these counts are 0."""
-        if found := {name: list(self.found[name].items())[:5] for name in counts if self.found[name]}:
-            raise AssertionError(str(found))
-
-    def assert_once_each(self) -> None:
-        """Assert as `assert_clean`, and that no message ended twice or ran beside itself."""
-        self.assert_clean(RULES)
 
 
 def count(
@@ -264,25 +247,18 @@ def count(
 
     `enqueued`: ids of which an enqueue was answered, besides those that the ledger names.
     """
-    by_id: dict[str, list[Line]] = defaultdict(list)
-    promised, tried = set(enqueued), set(enqueued)
-    for line in lines:
-        by_id[line.id].append(line)
-        if line.event in ("try", "enq"):
-            tried.add(line.id)
-        if line.event == "enq":
-            promised.add(line.id)
-    kept_by_id: dict[str, list[Message]] = defaultdict(list)
-    for message in kept:
-        kept_by_id[message.id].append(message)
-    histories = {ident: History(ident, by_id.get(ident, ()), can) for ident in {*by_id, *kept_by_id, *enqueued}}
+    told, found = by_id(lines), by_id(kept)
+    events = {ident: {line.event for line in some} for ident, some in told.items()}
+    promised = {*enqueued, *(ident for ident, some in events.items() if "enq" in some)}
+    tried = promised | {ident for ident, some in events.items() if "try" in some}
+    histories = {ident: History(ident, told.get(ident, ()), can) for ident in {*told, *found, *enqueued}}
     for history in histories.values():
         _add_follow_ups(history, can, promised, tried)
     histories |= {ident: History(ident, (), can) for ident in promised - histories.keys()}  # follow-ups nobody has seen
     account = Account()
     for ident, history in histories.items():
-        found = tuple(kept_by_id.get(ident, ()))
-        account.judge(Case(history, found, ident in promised, ident in tried, can), RULES)
+        kept_of = tuple(found.get(ident, ()))
+        account.judge(Case(history, kept_of, ident in promised, ident in tried, can), RULES)
     return account
 
 

@@ -15,7 +15,6 @@ from jobpool_torture.witness import watched
 
 
 def main() -> None:
-    """Run the program."""
     if mark := os.environ.get(MARK):
         linux.die_with_parent(int(mark.partition("-")[0]))
     cli(obj=lambda backend: watched(backend, os.environ))

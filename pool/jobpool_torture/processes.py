@@ -19,8 +19,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SOCKET = "socket"  # of any family but the next: connections to servers
 UNIX_SOCKET = "unix socket"  # of the Unix family: a master's sockets to its children and fork servers
@@ -33,7 +33,7 @@ TELL_LIMIT_S = 5.0  # time for the keeper to take what it is told
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether it runs, or is stopped: neither collected nor a zombie."""
+    """Return whether it runs, or is stopped."""
     return state(pid) not in ("", "Z", "X")
 
 
@@ -147,6 +147,17 @@ def unix_sockets(table: str) -> set[str]:
     return {line.split()[6] for line in table.splitlines()[1:] if len(line.split()) > 6}
 
 
+def start_script(program: Path, *words: str, kind: int, **how: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a program of the standard library alone; return it, and the socket that it serves until that is closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with theirs:
+        command = [sys.executable, "-ISs", str(program), str(theirs.fileno()), *words]
+        fds, nothing = [theirs.fileno()], subprocess.DEVNULL
+        return subprocess.Popen(
+            command, stdin=nothing, stdout=nothing, pass_fds=fds, start_new_session=True, **how
+        ), ours
+
+
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:
     """Send a signal to a process that was picked before, if it is still there; return whether it was sent.
 
@@ -174,12 +185,6 @@ def _opened(pid: int, is_it: Callable[[int], bool]) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-@dataclass(slots=True)
-class _Held:
-    pidfd: int
-    faults: set[int] = field(default_factory=set)
-
-
 class _Keeper:
     """The process that outlives this one. Started when first told of something, and anew when it has died."""
 
@@ -203,14 +208,9 @@ class _Keeper:
             socket.send_fds(self._socket, [b"."], [pidfd])
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        how = {"kind": socket.SOCK_SEQPACKET, "stderr": subprocess.DEVNULL}
+        self._process, self._socket = start_script(KEEPER_PROGRAM, str(LET_GO_LIMIT_S), **how)
         self._socket.settimeout(TELL_LIMIT_S)
-        with theirs:
-            words = [sys.executable, "-ISs", str(KEEPER_PROGRAM), str(theirs.fileno()), str(LET_GO_LIMIT_S)]
-            nothing = subprocess.DEVNULL
-            self._process = subprocess.Popen(
-                words, stdin=nothing, stdout=nothing, stderr=nothing, pass_fds=[theirs.fileno()], start_new_session=True
-            )
 
     def close(self) -> None:
         """End it at once: it does nothing to what it was told of."""
@@ -226,7 +226,7 @@ class Stops:
     """The stopped processes, and their faults. `close` must be called at the end: it also ends a process."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], _Held] = {}
+        self._held: dict[int, dict[tuple[int, int], int]] = {}  # fault → pid and start of each process → its pidfd
         self._keeper = _Keeper()
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
@@ -241,32 +241,30 @@ class Stops:
             if pidfd is None:
                 return False
             key = (pid, started_at(pid))
-            held = self._held.get(key)
-            if held is None:
-                self._keeper.tell(pidfd, [other.pidfd for other in self._held.values()])
+            if not self._is_held(key):
+                self._keeper.tell(pidfd, [other for held in self._held.values() for other in held.values()])
             if not _send(pidfd, signal.SIGSTOP):
                 return False
-            if held is None:
-                held = self._held[key] = _Held(os.dup(pidfd))
-            held.faults.add(fault)
+            held = self._held.setdefault(fault, {})
+            if key not in held:
+                held[key] = os.dup(pidfd)
             return True
+
+    def _is_held(self, key: tuple[int, int]) -> bool:
+        return any(key in held for held in self._held.values())
 
     def go(self, fault: int) -> list[int]:
         """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
         gone_on = []
-        for key, held in list(self._held.items()):
-            held.faults.discard(fault)
-            if not held.faults:
-                del self._held[key]
-                if _send(held.pidfd, signal.SIGCONT):
-                    gone_on.append(key[0])
-                os.close(held.pidfd)
+        for key, pidfd in self._held.pop(fault, {}).items():
+            if not self._is_held(key) and _send(pidfd, signal.SIGCONT):
+                gone_on.append(key[0])
+            os.close(pidfd)
         return gone_on
 
     def go_all(self) -> list[int]:
         """Send SIGCONT to everything; return the pids that went on."""
-        faults = {fault for held in self._held.values() for fault in held.faults}
-        return [pid for fault in faults for pid in self.go(fault)]
+        return [pid for fault in list(self._held) for pid in self.go(fault)]
 
     def close(self) -> None:
         """Continue all, and end the keeper. Safe to call twice."""

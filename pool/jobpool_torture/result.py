@@ -130,7 +130,6 @@ class Result:
         return sum(map(len, self.counts.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {
             "clean": self.is_clean,
             "doubt": self.doubt,

@@ -334,7 +334,6 @@ class Phases:
         self.result.seconds[name] = time.monotonic() - begun
 
     def note(self, said: Iterable[str]) -> None:
-        """Show these sentences."""
         self.last.extend(said)
 
     def turn(self) -> None:
@@ -354,7 +353,6 @@ class Phases:
         return True
 
     def rest(self, seconds: float) -> None:
-        """Turn for so long."""
         self.wait(lambda: False, seconds)
 
     def _say(self) -> None:

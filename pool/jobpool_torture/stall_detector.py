@@ -84,7 +84,6 @@ class PoolStalls:
         """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still."""
 
     def freeze(self, fault: int, pool: Pool, pid: int) -> None:
-        """Record that this fork server of the pool stands still from now on."""
         now = time.monotonic()
         self._frozen.append(Frozen(fault, pool, pool.pid, pid, now, now))
 
@@ -93,7 +92,6 @@ class PoolStalls:
         return bool(self._frozen)
 
     def has(self, pid: int) -> bool:
-        """Return whether this fork server stands still for good."""
         return any(frozen.pid == pid for frozen in self._frozen)
 
     def look(self, pools: list[Pool], *, give_up: bool = False) -> list[str]:

@@ -54,7 +54,6 @@ def head(run: Run, *, with_schedule: bool) -> None:
 
 
 def left_out(result: Result) -> Iterator[str]:
-    """Yield a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for kind, why in result.left_out.items():
         by_reason.setdefault(why, []).append(kind)
@@ -80,7 +79,6 @@ class Progress:
                 sys.stderr.flush()
 
     def tell(self, now: Phases) -> None:
-        """Show these counts and phases."""
         with suppress(OSError):
             if sys.stderr.isatty():
                 self._show(now)
@@ -160,7 +158,6 @@ def _figures(result: Result) -> Iterator[str]:
 
 
 def _schedule(faults: Sequence[Fault]) -> list[str]:
-    """Return the planned faults, and their times, as lines."""
     moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in faults[:SHOWN_FAULTS]]
     more = len(faults) - len(moments)
     if more:
@@ -178,7 +175,6 @@ def _verdict(result: Result) -> str:
 
 
 def document(run: Run, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
-    """Return the report for programs."""
     options = run.options
     told = ("queue", "seed", "pools", "workers", "ttl", "rate")
     return {

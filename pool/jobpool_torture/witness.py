@@ -57,9 +57,8 @@ class Witness:
         return leases
 
     def settle_many(self, settlements: parts.Settlements, call_id: str | None = None) -> list[Settled]:
-        verbs = [type(settlement).__name__.lower() for _, settlement in settlements]
         since = self._clock.mono()
-        self._write_call("asked", settlements, [""] * len(verbs), since)
+        self._write_call("asked", settlements, [""] * len(settlements), since)
         try:
             answers = self._backend.settle_many(settlements, call_id)
         except Exception as error:

@@ -4,9 +4,8 @@ The same seed and the same parameters give the same jobs, in spite of all faults
 from a random generator of its own: so it is the same job in a longer run. On a broker that can do less, only the
 impossible kinds are missing.
 
-The producer repeats every job until the broker has answered. The ledger gets `try` before each call, with the requested
-id, and `enq` once it is answered, with the id of the answer. A job whose enqueue was
-interrupted between the two counts neither as lost nor as out of nowhere. `cancel` is the answer to a cancel.
+The producer repeats every job until the broker has answered. A job whose enqueue was interrupted between the ledger's
+`try` and `enq` counts neither as lost nor as out of nowhere.
 """
 
 from __future__ import annotations
@@ -88,23 +87,19 @@ def workload(seed: int, *, seconds: float, rate: float, ttl: float, capabilities
     usable = _usable(capabilities)
     items = []
     for number, at in enumerate(_arrivals(seed, seconds, rate)):
-        rng = _rng(seed, number)
-        items.append(_item(rng, number, at, _choose(rng, usable), ttl))
+        dice = Dice(seed, number, ttl)
+        items.append(_item(dice, at, _choose(dice, usable)))
     return items
 
 
 def taste(seed: int, *, ttl: float, capabilities: Capabilities, times: int = 1) -> list[Item]:
     """Return `times` jobs of each short kind, to be run before the faults; numbered downwards from -1."""
     usable = [name for name in _usable(capabilities) if name not in SLOW]
-    return [_item(_rng(seed, -place), -place, 0.0, name, ttl) for place, name in enumerate(usable * times, start=1)]
+    return [_item(Dice(seed, -place, ttl), 0.0, name) for place, name in enumerate(usable * times, start=1)]
 
 
 def _usable(capabilities: Capabilities) -> list[str]:
     return [name for name, kind in KINDS.items() if all(getattr(capabilities, need) for need in kind.needs)]
-
-
-def _rng(seed: int, number: int) -> random.Random:
-    return random.Random(f"{seed}:{number}")
 
 
 def _arrivals(seed: int, seconds: float, rate: float) -> Iterator[float]:
@@ -125,15 +120,25 @@ def _choose(rng: random.Random, usable: list[str]) -> str:
     return "work"
 
 
-def _item(rng: random.Random, number: int, at: float, name: str, ttl: float) -> Item:
-    drawn = KINDS[name].draw(rng, number, ttl)
+def _item(dice: Dice, at: float, name: str) -> Item:
+    drawn = KINDS[name].draw(dice)
     told = {field: drawn.pop(field) for field in TOLD if field in drawn}
-    return Item(number, at, name, **told, options=drawn)
+    return Item(dice.number, at, name, **told, options=drawn)
 
 
-Make = Callable[[random.Random, int, float], dict[str, Any]]
-"""A random generator, the job's number, the lease's seconds → payload, options, and other fields of its item."""
+class Dice(random.Random):
+    """The random generator of one job, by whose number and lease it is drawn."""
 
+    def __init__(self, seed: int, number: int, ttl: float) -> None:
+        super().__init__(f"{seed}:{number}")
+        self.number = number
+        self.ttl = ttl
+
+    def __new__(cls, *_: object) -> Dice:
+        return super().__new__(cls)
+
+
+Make = Callable[[Dice], dict[str, Any]]  # returns payload, options, and other fields of the item
 TOLD = ("handler", "payload", "delay", "cancel_after", "members")  # fields of its item; all others are options
 
 
@@ -146,97 +151,93 @@ class Kind:
     make: Make
     needs: tuple[str, ...] = ()
 
-    def draw(self, rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-        """Return the fields that `make` gives a job, and its handler."""
-        return {"handler": self.handler, **self.make(rng, number, ttl)}
+    def draw(self, dice: Dice) -> dict[str, Any]:
+        return {"handler": self.handler, **self.make(dice)}
 
 
 def _seconds(most: float) -> Make:
-    return lambda rng, _number, _ttl: {"payload": {"seconds": round(rng.uniform(0.0, most), 4)}}
+    return lambda dice: {"payload": {"seconds": round(dice.uniform(0.0, most), 4)}}
 
 
 _work = _seconds(0.05)
 
 
-def _keyed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
+def _shared_key(dice: Dice) -> str:
+    return f"{dice.randrange(1 << 20) % KEYS}-{dice.number // KEY_SPAN_JOBS}"
+
+
+def _keyed(dice: Dice) -> dict[str, Any]:
     """Draw a keyed job. One in three crashes in its first run: if its key was done by then, it would never be done."""
-    job = KINDS["crash" if rng.random() < 1 / 3 else "work"].draw(rng, number, ttl)
-    return {**job, "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"}
+    job = KINDS["crash" if dice.random() < 1 / 3 else "work"].draw(dice)
+    return {**job, "idempotency_key": f"key-{_shared_key(dice)}"}
 
 
-def _unique(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    key = f"unique-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"
-    return {**_work(rng, number, ttl), "idempotency_key": key, "unique": True}
+def _unique(dice: Dice) -> dict[str, Any]:
+    key = f"unique-{_shared_key(dice)}"
+    return {**_work(dice), "idempotency_key": key, "unique": True}
+
+
+def _single(dice: Dice) -> dict[str, Any]:
+    return {**_work(dice), "name": f"single-{dice.randrange(2)}", "single_instance": True}
+
+
+def _big(dice: Dice) -> dict[str, Any]:
+    return {"payload": {"filling": dice.randbytes(BIG_BYTES // 2).hex(), "size": BIG_BYTES}}
 
 
 def _crashing(times: int) -> Make:
-    return lambda rng, _number, _ttl: {"payload": {"how": rng.choice(DEATHS), "times": times}}
+    return lambda dice: {"payload": {"how": dice.choice(DEATHS), "times": times}}
 
 
-def _kept(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    return {**KINDS[rng.choice(("work", "flaky", "crash"))].draw(rng, number, ttl), "result_ttl": RESULT_TTL_S}
+def _kept(dice: Dice) -> dict[str, Any]:
+    return {**KINDS[dice.choice(("work", "flaky", "crash"))].draw(dice), "result_ttl": RESULT_TTL_S}
 
 
-def _cancelled(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
+def _cancelled(dice: Dice) -> dict[str, Any]:
     """Draw a job that is cancelled while it waits, is delayed, runs or has failed; or when it is done."""
-    job = KINDS[rng.choice(("delayed", "flaky", "work"))].draw(rng, number, ttl)
-    job["cancel_after"] = round(rng.uniform(0.0, 2.0), 3)
-    return job if job["handler"] != WORK else {**job, "payload": {"seconds": round(rng.uniform(0.0, 3.0), 2)}}
+    job = KINDS[dice.choice(("delayed", "flaky", "work"))].draw(dice)
+    job["cancel_after"] = round(dice.uniform(0.0, 2.0), 3)
+    return job if job["handler"] != WORK else {**job, "payload": {"seconds": round(dice.uniform(0.0, 3.0), 2)}}
 
 
-def _batch(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    kinds = [kind for kind in MEMBERS if number >= 0 or kind not in SLOW]
-    members = tuple(_item(rng, number, 0.0, rng.choice(kinds), ttl) for _ in range(rng.randint(1, 5)))
+def _batch(dice: Dice) -> dict[str, Any]:
+    kinds = [kind for kind in MEMBERS if dice.number >= 0 or kind not in SLOW]
+    members = tuple(_item(dice, 0.0, dice.choice(kinds)) for _ in range(dice.randint(1, 5)))
     return {"payload": {}, "members": members}
+
+
+def _hang(dice: Dice) -> dict[str, Any]:
+    how = {"payload": {"how": dice.choice(HANGS)}}
+    return {**how, "max_retries": dice.randint(0, 1), "timeout": HANG_TIMEOUT_S}
 
 
 WORK = "torture.work"
 FAIL = "torture.fail"
+ASK = "torture.ask"
 KINDS: dict[str, Kind] = {
     "work": Kind(45, WORK, _work),
     "spin": Kind(6, "torture.spin", _seconds(0.03)),
     "asleep": Kind(5, "torture.asleep", _seconds(0.05)),
-    "delayed": Kind(6, WORK, lambda rng, n, ttl: {**_work(rng, n, ttl), "delay": round(rng.uniform(0.1, 2.0), 3)}),
-    "ranked": Kind(
-        6, WORK, lambda rng, n, ttl: {**_work(rng, n, ttl), "priority": rng.choice((0, 3, 9, 255))}, ("priorities",)
-    ),
-    "flaky": Kind(7, FAIL, lambda rng, _n, _ttl: {"payload": {"times": rng.randint(1, 3)}, "max_retries": 5}),
-    "doomed": Kind(2, FAIL, lambda rng, _n, _ttl: {"payload": {"times": 1000}, "max_retries": rng.randint(0, 2)}),
-    "asking": Kind(
-        4, "torture.ask", lambda rng, _n, _ttl: {"payload": {"what": rng.choice(("retry", "snooze"))}, "max_retries": 5}
-    ),
-    "unrecoverable": Kind(1, "torture.ask", lambda *_: {"payload": {"what": "unrecoverable"}, "max_retries": 5}),
+    "delayed": Kind(6, WORK, lambda dice: {**_work(dice), "delay": round(dice.uniform(0.1, 2.0), 3)}),
+    "ranked": Kind(6, WORK, lambda dice: {**_work(dice), "priority": dice.choice((0, 3, 9, 255))}, ("priorities",)),
+    "flaky": Kind(7, FAIL, lambda dice: {"payload": {"times": dice.randint(1, 3)}, "max_retries": 5}),
+    "doomed": Kind(2, FAIL, lambda dice: {"payload": {"times": 1000}, "max_retries": dice.randint(0, 2)}),
+    "asking": Kind(4, ASK, lambda dice: {"payload": {"what": dice.choice(("retry", "snooze"))}, "max_retries": 5}),
+    "unrecoverable": Kind(1, ASK, lambda _: {"payload": {"what": "unrecoverable"}, "max_retries": 5}),
     "crash": Kind(4, "torture.crash", _crashing(1)),
     "poison": Kind(0.4, "torture.crash", _crashing(1000)),
-    "hang": Kind(
-        1.5,
-        "torture.hang",
-        lambda rng, _n, _ttl: {
-            "payload": {"how": rng.choice(HANGS)},
-            "max_retries": rng.randint(0, 1),
-            "timeout": HANG_TIMEOUT_S,
-        },
-    ),
-    "leave": Kind(2, "torture.leave", lambda rng, _n, _ttl: {"payload": {"how": rng.choice(GRANDCHILDREN)}}),
-    "follow": Kind(4, "torture.follow", lambda rng, _n, _ttl: {"payload": {"jobs": rng.randint(1, 3)}}),
+    "hang": Kind(1.5, "torture.hang", _hang),
+    "leave": Kind(2, "torture.leave", lambda dice: {"payload": {"how": dice.choice(GRANDCHILDREN)}}),
+    "follow": Kind(4, "torture.follow", lambda dice: {"payload": {"jobs": dice.randint(1, 3)}}),
     "keyed": Kind(4, WORK, _keyed, ("key_store",)),
     "unique": Kind(3, WORK, _unique, ("key_store",)),
-    "single": Kind(
-        2,
-        WORK,
-        lambda rng, n, ttl: {**_work(rng, n, ttl), "name": f"single-{rng.randrange(2)}", "single_instance": True},
-        ("key_store",),
-    ),
-    "big": Kind(
-        1.5,
-        "torture.weigh",
-        lambda rng, _n, _ttl: {"payload": {"filling": rng.randbytes(BIG_BYTES // 2).hex(), "size": BIG_BYTES}},
-    ),
-    "loud": Kind(1.5, "torture.shout", lambda rng, _n, _ttl: {"payload": {"kilobytes": rng.choice((10, 100, 1000))}}),
+    "single": Kind(2, WORK, _single, ("key_store",)),
+    "big": Kind(1.5, "torture.weigh", _big),
+    "loud": Kind(1.5, "torture.shout", lambda dice: {"payload": {"kilobytes": dice.choice((10, 100, 1000))}}),
     "kept": Kind(4, WORK, _kept, ("key_store",)),
     "cancelled": Kind(2, WORK, _cancelled, ("key_store", "lists_live")),
     "batch": Kind(1.5, "torture.tally", _batch, ("key_store", "lists_live", "atomic_across_queues")),
-    "long": Kind(0.6, WORK, lambda rng, _n, ttl: {"payload": {"seconds": round(ttl * rng.uniform(1.5, 3.0), 2)}}),
+    "long": Kind(0.6, WORK, lambda dice: {"payload": {"seconds": round(dice.ttl * dice.uniform(1.5, 3.0), 2)}}),
 }
 """The kinds of jobs: 40 of a hundred only sleep for up to 50 ms."""
 
@@ -298,7 +299,7 @@ class Producer:
         self._stop.set()
 
     def close(self) -> None:
-        """Close its connection. Call `finish`, or `abort`, first."""
+        """Close its connection, after `finish` or `abort`."""
         if self._backend is not None:
             self._backend.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from support.accounts import count
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
@@ -14,7 +15,6 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ReapPolicy
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
 from jobpool_torture.ledger import Ledger, Line
-from jobpool_torture.oracle import count
 from jobpool_torture.witness import Witness
 
 pytestmark = pytest.mark.needs("leases")

@@ -36,9 +36,9 @@ from jobpool.ops.runtime_dir import PoolFile, discover
 from jobpool_torture import processes
 from jobpool_torture.ledger import LEDGER, Ledger, Line
 from jobpool_torture.options import with_timeout
-from jobpool_torture.oracle import Account, count
 from jobpool_torture.processes import is_alive
 from support import failpoints, unwitnessed
+from support.accounts import Account, count
 from support.stalls import Stalls
 from support.waiting import wait_ended, wait_until, whole_lines
 

@@ -9,7 +9,8 @@ from jobpool.broker.values import Capabilities, Message
 from jobpool_torture import oracle
 from jobpool_torture.ledger import Line
 from jobpool_torture.message_history import History
-from jobpool_torture.oracle import Account, Case, Rule
+from jobpool_torture.oracle import Case, Rule
+from support.accounts import Account, told
 
 ALL = Capabilities()
 
@@ -62,9 +63,9 @@ def count(lines: Sequence[Line], enqueued: Collection[str], kept: Iterable[Messa
     promised = {*enqueued, *(line.id for line in lines if line.event == "enq")}
     follow_ups = {line.tag for line in lines if line.event == "follow"}
     tried = promised | follow_ups | {line.id for line in lines if line.event == "try"}
-    account = Account()
+    account = oracle.Account()
     for ident in {*by_id, *kept_by_id, *enqueued}:
         history = History(ident, by_id.get(ident, ()), ALL)
         case = Case(history, tuple(kept_by_id.get(ident, ())), ident in promised, ident in tried, ALL)
         account.judge(case, RULES)
-    return account
+    return told(account, lines)

@@ -39,7 +39,7 @@ class Running:
 
 @pytest.fixture
 def face(tmp_path: Path) -> torture._Face:
-    return torture._Face(tmp_path, verbose=False, json_=False, restart="", queue="")
+    return torture._Face(tmp_path, verbose=False, json_=False)
 
 
 def watcher(face: torture._Face, shown: list[Phases]) -> Any:

@@ -152,7 +152,7 @@ def test_a_disk_that_cannot_hold_the_ledger_is_told(tmp_path: Path, monkeypatch:
 
 
 def test_whoever_interrupts_what_gives_up_already_is_not_heard(tmp_path: Path) -> None:
-    face = torture._Face(tmp_path, verbose=False, json_=False, restart="", queue="")
+    face = torture._Face(tmp_path, verbose=False, json_=False)
     with torture._interrupts(face._interrupt):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGHUP)
@@ -163,7 +163,7 @@ def test_whoever_interrupts_what_gives_up_already_is_not_heard(tmp_path: Path) -
 def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with torture._interrupts(torture._Face(tmp_path, verbose=False, json_=False, restart="", queue="")._interrupt):
+        with torture._interrupts(torture._Face(tmp_path, verbose=False, json_=False)._interrupt):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -20,7 +20,7 @@ Ask = Callable[[], Any]
 
 
 class OnRedis:
-    ways = RedisUser.ways
+    ways = tuple(RedisUser.denials)
     errors = RedisError
     deletes = ("ACL", "DELUSER")
 
@@ -54,7 +54,7 @@ class OnRedis:
 
 
 class OnPostgres:
-    ways = PostgresUser.ways
+    ways = tuple(PostgresUser.denials)
     errors = psycopg.Error
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from jobpool_torture.ledger import Ledger, LedgerBroken, Line, append, encode, o
 
 LINES = [
     Line("start", "a", fence=1, pid=7, at=1.5, wall=2.5, attempt=1),
-    Line("settled", "b", fence=3, pool="p", slot=0, at=2.0, since=1.0, owner="o", verb="ack", answer="ok", tag="ü\n"),
+    Line("settled", "b", fence=3, pool="p", at=2.0, since=1.0, owner="o", verb="ack", answer="ok", tag="ü\n"),
     Line("try", "c"),
 ]
 

@@ -8,11 +8,11 @@ import pytest
 from msgspec import structs
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 from support import unwitnessed
+from support.accounts import Account, count
 from support.tables import row
 
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.ledger import Line
-from jobpool_torture.oracle import Account, count
 
 COPYING = Capabilities(keeps_records=False)
 INEXACT = Capabilities(keeps_records=False, exact_counts=False)
