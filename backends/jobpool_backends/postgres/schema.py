@@ -4,7 +4,7 @@ Each verb is one function in the schema: one statement, one round trip, one tran
 even if a pooler forbids prepared statements. They are in `sql/`, beside the tables. To change a table or a function
 once a schema may have it, append a migration. It alters the tables, drops functions whose parameters have changed, and
 replaces all functions in place of the migration before. Never change what a function takes or returns under the same
-name, be it only a part of others: a pool that runs has plans of its callers, which expect the old types. Give it a new
+name, be it only a part of others. A pool that runs has plans of its callers, which expect the old types. Give it a new
 name.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.

@@ -27,7 +27,7 @@ from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PLACE_OPTIONS = frozenset("db dbname host hostaddr port prefix schema service tube_prefix".split())
+_PLACE_OPTIONS = frozenset({"db", "dbname", "host", "hostaddr", "port", "prefix", "schema", "service", "tube_prefix"})
 """Options of URLs that name a store, or a part of one with queues of its own."""
 
 
