@@ -279,9 +279,16 @@ def to_be_done(guards: Guards | None) -> tuple[str | None, int | None]:
 
 
 def _in_order(rows: list[tuple[Any, ...]], order: list[int]) -> list[Settled]:
-    """Return the answers in the order of the call; `order` has the place of each."""
+    """Return the answers in the order of the call; `order` has the place of each.
+
+    Raises `BackendUnavailable`: a migration has changed the functions while this call ran. The same call, sent again,
+    is answered by the new ones.
+    """
     [(letters,)] = rows
     answers = [Settled.NOT_IN_FLIGHT] * len(order)
-    for place, letter in zip(order, letters, strict=True):
-        answers[place] = _ANSWERS[letter]
+    try:
+        for place, letter in zip(order, letters, strict=True):
+            answers[place] = _ANSWERS[letter]
+    except (KeyError, ValueError):
+        raise BackendUnavailable(f"Postgres gave an answer that this version does not know: {letters!r:.100}") from None
     return answers

@@ -3,7 +3,9 @@
 Each verb is one function in the schema: one statement, one round trip, one transaction. The session keeps its plans,
 even if a pooler forbids prepared statements. They are in `sql/`, beside the tables. To change a table or a function
 once a schema may have it, append a migration. It alters the tables, drops functions whose parameters have changed, and
-replaces all functions in place of the migration before.
+replaces all functions in place of the migration before. Never change what a function takes or returns under the same
+name, be it only a part of others. A pool that runs has plans of its callers, which expect the old types. Give it a new
+name.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
 Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. A message in its first lease has 0, and a holder. Posted

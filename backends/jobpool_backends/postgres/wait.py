@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 
 import psycopg
 
+from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.polling import POLLIN, poll
 from jobpool_backends.postgres.connection import Connection
@@ -29,8 +30,7 @@ from jobpool_backends.shared import MICRO
 LISTEN_RETRY_S = 3.0  # when the server gives no connection to listen on
 _RECONNECT_S = 1.0  # when the connection that listened broke
 
-LOOK_INTERVAL_S = 0.5  # of a sleeper who listens, when all is quiet
-UNNOTIFIED_LOOK_INTERVAL_S = 0.25  # where nobody can listen
+UNNOTIFIED_LOOK_INTERVAL_S = 0.25  # between two looks where nobody can listen
 
 _FIRST_LOOK_S = 0.01
 _HOPEFUL_S = 0.1  # after a find, for which the next is likely to be there already

@@ -5,7 +5,8 @@ waiter takes it, with a command that blocks. It carries no message, so nothing i
 element that nobody waits for stays, so one that comes between the look and the sleep is found. It wakes one waiter. A
 fetch that leaves messages puts it there again; one that leaves none takes it away.
 
-A message that falls due wakes nobody: a look says when the next one does, and a waiter sleeps no longer than that.
+A message that falls due wakes nobody: a look says when the next one does, and a waiter sleeps no longer than that. It
+looks again each `LOOK_INTERVAL_S`, for delays that were shortened meanwhile, and for a waiter that was woken and died.
 
 A kept result is a key of its own, which expires by itself. A waiter for one leaves a token beside the ids of the jobs.
 It blocks on a list of its own, to which the script pushes that ends such a job.
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.keyspace import AWAIT, LOOK, Keyspace
@@ -25,7 +27,6 @@ from jobpool_backends.redis.records import pieces, places_by
 from jobpool_backends.shared import MICRO
 
 IDS_PER_SCRIPT = 500
-LOOK_INTERVAL_S = 0.5  # for delays that were shortened meanwhile, and for a waiter that was woken and died
 
 
 class Waiter:

@@ -21,7 +21,7 @@ from jobpool_backends.shared import IdleConnections
 
 _GONE = (
     "database file {path} was removed or replaced while it was in use: what is written now, others do not see. Stop all"
-    " that use the database, then start them again"
+    " that use the database, move back what was moved, then start them again"
 )
 _SPOILT = (
     "this process was forked while its parent had a transaction open on database {path}, and SQLite does not survive"

@@ -52,17 +52,20 @@ _MEANINGS = {
         "the disk or the quota of database {path} is full: free some space; nothing was changed"
     ),
     sqlite3.SQLITE_READONLY: wait(
-        "database {path} is read-only for this user: allow writing to the file and its directory"
+        "database {path} is read-only: allow this user to write to it and its directory, or mount their file system for"
+        " writing"
     ),
     sqlite3.SQLITE_PERM: wait(_FORBIDDEN),
     sqlite3.SQLITE_AUTH: wait(_FORBIDDEN),
     sqlite3.SQLITE_CANTOPEN: wait(
-        "database {path} cannot be opened: allow this user to read and write it and its directory"
+        "database {path} cannot be opened: allow this user to read and write it and its directory, or mount their file"
+        " system for writing"
     ),
     sqlite3.SQLITE_NOTADB: wait("{path} is not a SQLite database: name another file"),
     sqlite3.SQLITE_CORRUPT: wait("database {path} is damaged: restore a copy, or try `sqlite3 {path} .recover`"),
     sqlite3.SQLITE_IOERR: wait(
-        "the disk of database {path} reports an input/output error: check it and its free space"
+        "the disk of database {path} reports an input/output error: check it and its free space, and whether {path}-wal"
+        " or {path}-shm was removed while it was in use"
     ),
     sqlite3.SQLITE_NOMEM: wait("there is no memory left for database {path}"),
     sqlite3.SQLITE_ABORT: wait("a transaction of database {path}, which several threads shared, was undone: try again"),
@@ -259,6 +262,21 @@ def check_place(path: str) -> None:
         raise ConfigurationError(f"{path} is a directory: name a file in it, such as sqlite:///{place / 'jobpool.db'}")
     if not place.parent.is_dir():
         raise ConfigurationError(f"the directory {place.parent} of database {path} does not exist: create it")
+    wal = f"{os.path.realpath(path)}-wal"
+    # SQLite drops the log beside an empty file. The log is looked at first: a new file has a page before its log has.
+    if _size(wal) and not _size(path):
+        raise ConfigurationError(
+            f"database {path} is missing or empty, but {wal} may hold jobs of it: move the file back beside it, or"
+            f" remove {wal}"
+        )
+
+
+def _size(path: str) -> int:
+    """Return the bytes of a file; 0 where there is none to be seen."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _create(path: str) -> None:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
 from jobpool_backends.shared import MICRO, IdleConnections
 from jobpool_backends.sqlite.connections import gate
 from jobpool_backends.sqlite.database import Database
 
-LOOK_INTERVAL_S = 0.5  # between two looks when nothing wakes us
-UNNOTIFIED_LOOK_INTERVAL_S = 0.02  # the same, where there is no listener
+UNNOTIFIED_LOOK_INTERVAL_S = 0.02  # between two looks where there is no listener
 _MIN_REST_S, _MAX_REST_S = 0.001, 0.008
 """Rest after wake-ups that brought nothing for us: other queues' traffic must not keep this thread busy."""
 

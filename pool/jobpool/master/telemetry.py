@@ -287,7 +287,7 @@ def _depths(pool: Pool) -> str:
 def _problem(pool: Pool) -> str:
     if pool.outages:
         refusal = next((error for kind, error in pool.outages.values() if kind is not BackendUnavailable), None)
-        return refusal or pages.BROKER_SILENT
+        return pages.BROKER_SILENT if refusal is None else f"{pages.BROKER_REFUSES}{refusal}"
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
     failed = f"the last reload failed, the old code goes on: {pool.reload_error}" if pool.reload_error else ""

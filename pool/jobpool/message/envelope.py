@@ -294,7 +294,10 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
     meta = meta or {}
     end = wire.get("ended")
     if end is not None and not (is_end(end) and _is_callback(end["id"], meta, identifier)):
-        raise MalformedEnvelope("the body's field 'ended' is not the end of a batch whose callback this job is")
+        raise MalformedEnvelope(
+            "the body's field 'ended' is not the end of a batch whose callback this job is: if an older jobpool opened"
+            " that batch, enqueue the callback anew by hand"
+        )
     return JobEnvelope(
         job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end
     )

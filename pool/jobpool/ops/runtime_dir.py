@@ -27,6 +27,8 @@ from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PLACE_OPTIONS = frozenset({"db", "dbname", "host", "hostaddr", "port", "prefix", "schema", "service", "tube_prefix"})
+"""Options of URLs that name a store, or a part of one with queues of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +128,17 @@ def serving(directory: Path, backend: str) -> list[PoolFile]:
     return [pool for pool in discover(directory) if _place_of(pool.backend) == _place_of(backend)]
 
 
-def _place_of(url: str) -> str:
-    """Return a broker's URL without login and options; of a SQLite file, with its real path."""
-    place = redact(from_directory(url, working_directory())).partition("?")[0]
+def _place_of(url: str) -> tuple[str, ...]:
+    """Return a broker's URL without login, and those of its options that say where its queues are, sorted.
+
+    Of a SQLite file, return the real path.
+    """
+    place, _, query = redact(from_directory(url, working_directory())).partition("?")
     scheme, sign, rest = place.partition("://")
     if scheme.lower() == "sqlite":
-        return os.path.realpath(rest[1:])
-    return scheme + sign + rest.rpartition("@")[2]
+        return (os.path.realpath(rest[1:]),)
+    options = [option for option in query.split("&") if option.partition("=")[0] in _PLACE_OPTIONS]
+    return (scheme + sign + rest.rpartition("@")[2], *sorted(options))
 
 
 def note_path(directory: Path, name: str, pid: int) -> Path:

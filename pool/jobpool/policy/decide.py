@@ -162,7 +162,8 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
     if remaining > 0:
         return Release(min(LOOK_AGAIN_AFTER_S, remaining), begun=False)
     waited = f"no handler {handler!r} here, after {seen_for:.0f} s of waiting for one"
-    return Abandon("unknown-handler", f"{waited}; import the module that defines it with --app, then retry the message")
+    mend = f"import its module with --app, or keep a former name as an alias: jobpool.handler({handler!r})(function)"
+    return Abandon("unknown-handler", f"{waited}; {mend}; then retry the message")
 
 
 def _bounded(delay: float) -> float:

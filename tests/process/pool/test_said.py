@@ -16,6 +16,6 @@ def test_a_pool_whose_log_beside_the_database_was_taken_away_says_so_and_is_not_
     (rig.directory / f"jobpool.db{suffix}").unlink()
     entry = wait_until(lambda: pool.log("the broker does not answer; trying again until it does"))[0]
     assert f"jobpool.db{suffix} was removed or replaced while it was in use" in entry["error"]
-    assert "Stop all that use the database, then start them again" in entry["error"]
+    assert "Stop all that use the database, move back what was moved, then start them again" in entry["error"]
     wait_until(lambda: not pool.is_healthy(), LIMIT, "health tells")
     assert pool.stop() == 0

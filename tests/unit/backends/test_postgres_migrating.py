@@ -14,12 +14,13 @@ from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, NewBatch, State, Verb
-from jobpool.errors import ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres import schema as migrate
+from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.schema import VERSION
 
 
@@ -293,6 +294,19 @@ def test_a_pool_of_version_6_that_is_connected_ends_members_of_batches(rig: Rig)
     assert (found.total, found.succeeded, found.failed, found.has_ended) == (2, 1, 1, True)
     assert backend.stats("done").waiting == 1
     assert backend.inspect("new") is not None
+
+
+def test_an_answer_of_functions_that_changed_during_the_call_is_asked_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of a function may call parts that a migration has replaced meanwhile."""
+    backend = rig.open()
+    lease = new_lease(backend)
+    monkeypatch.setattr(Database, "run", lambda *_, **__: [("{",)])
+    with pytest.raises(BackendUnavailable, match="an answer that this version does not know: "):
+        backend.ack(lease)
+    monkeypatch.undo()
+    assert backend.ack(lease)
 
 
 def test_jobs_of_version_6_are_members_of_nothing(rig: Rig) -> None:

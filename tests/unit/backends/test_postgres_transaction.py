@@ -19,11 +19,11 @@ from support.servers.pgbouncer import Pgbouncer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
+from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.in_transaction import ack
-from jobpool_backends.postgres.wait import LOOK_INTERVAL_S
 
 Connection = psycopg.Connection[Any]
 

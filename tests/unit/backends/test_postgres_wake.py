@@ -15,9 +15,10 @@ from support.servers import PostgresServer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
+from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.postgres import PostgresBackend, wait
-from jobpool_backends.postgres.wait import LOOK_INTERVAL_S, UNNOTIFIED_LOOK_INTERVAL_S, channel
+from jobpool_backends.postgres.wait import UNNOTIFIED_LOOK_INTERVAL_S, channel
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""

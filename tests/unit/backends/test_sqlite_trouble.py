@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
-from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite import SqliteBackend, database
 from jobpool_backends.sqlite.database import PRAGMAS
 from jobpool_backends.sqlite.schema import is_current
 
@@ -131,6 +131,7 @@ def test_a_file_or_folder_that_may_not_be_written_is_named(public: Path) -> None
     public.chmod(0o555)
     told = try_to_enqueue(path)
     assert told.startswith(f"BackendUnavailable database {path} cannot be opened: allow this user")
+    assert "mount their file system for writing" in told
     public.chmod(0o755)
     SqliteBackend(str(path)).close()
     path.chmod(0o444)
@@ -138,6 +139,13 @@ def test_a_file_or_folder_that_may_not_be_written_is_named(public: Path) -> None
     told = try_to_enqueue(path)
     assert told.startswith(f"BackendUnavailable database {path} ")
     assert "allow" in told
+
+
+def test_an_error_of_the_disk_may_be_a_file_that_was_removed(path: Path, open_sqlite: Open) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMMAP
+    with pytest.raises(BackendUnavailable, match=f"whether {path}-wal or {path}-shm was removed"):
+        open_sqlite()._database._raise_explained(error)
 
 
 # --- the file ---------------------------------------------------------------------------------------------
@@ -153,6 +161,37 @@ def test_a_file_of_another_kind_is_named_and_left_alone(path: Path, open_sqlite:
 def test_an_empty_file_becomes_a_database(path: Path, open_sqlite: Open) -> None:
     path.touch()
     open_sqlite().enqueue(a_job())
+
+
+@pytest.mark.parametrize("emptied", [False, True], ids=["missing", "emptied"])
+def test_a_log_whose_database_is_missing_is_kept(path: Path, open_sqlite: Open, emptied: bool) -> None:
+    """SQLite would drop it beside a new file, with the jobs of a program that was killed."""
+    killed = open_sqlite()
+    killed.enqueue(a_job())
+    away, wal = path.with_suffix(".away"), path.with_name(f"{path.name}-wal")
+    path.rename(away)
+    if emptied:
+        path.touch()
+    for attempt in (open_sqlite, lambda: SqliteBackend.missing(f"sqlite:///{path}")):
+        with pytest.raises(ConfigurationError, match=rf"{wal} may hold jobs of it: move .* back .*, or remove {wal}"):
+            attempt()
+    assert wal.stat().st_size
+    away.rename(path)
+    assert open_sqlite().stats(QUEUE).waiting == 1
+
+
+def test_a_database_that_somebody_else_makes_between_the_two_looks_is_ours(
+    open_sqlite: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked(name: str) -> int:
+        size = os.path.getsize(name) if os.path.exists(name) else 0
+        monkeypatch.undo()
+        open_sqlite().enqueue(a_job())
+        return size
+
+    monkeypatch.setattr(database, "_size", looked)
+    open_sqlite().enqueue(a_job())
+    assert open_sqlite().stats(QUEUE).waiting == 2
 
 
 def test_a_damaged_file_is_named(path: Path, open_sqlite: Open) -> None:
@@ -184,7 +223,7 @@ def test_a_file_that_was_taken_away_is_noticed(path: Path, open_sqlite: Open, re
     backend = open_sqlite()
     path.rename(path.with_suffix(".old"))
     if replaced:
-        open_sqlite()
+        path.touch()
     with pytest.raises(BackendUnavailable, match=r"removed or replaced while it was in use.*Stop all that use"):
         backend.enqueue(a_job())
 

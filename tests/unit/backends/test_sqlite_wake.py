@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from support.jobs import QUEUE, a_job, new_lease
 
+from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool_backends.inotify import Listener, wake
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.wait import LOOK_INTERVAL_S, Listeners
+from jobpool_backends.sqlite.wait import Listeners
 
 Open = Callable[..., SqliteBackend]
 

@@ -619,10 +619,12 @@ def test_jobs_that_would_wait_where_nothing_serves_them(settings: Any, tmp_path:
     with closing(open_backend(chosen.backend)) as backend:
         for queue in ("big", "mails", "letters", "typo", "typo"):
             backend.enqueue(JobDefinition("mail", queue=queue))
+        backend.enqueue(JobDefinition("renamed", queue="big"))
 
     def told() -> list[tuple[Level, str]]:
         return [(finding.level, finding.found) for finding in serving.examine(chosen, app)]
 
+    lacking = (Level.WARNING, "jobs wait in queue 'big' whose handlers the app lacks: renamed")
     typo = (Level.WARNING, "2 jobs wait in queue 'typo'")
     assert told() == [
         (Level.NOTE, "jobs of report go to queue 'reports'"),
@@ -630,11 +632,12 @@ def test_jobs_that_would_wait_where_nothing_serves_them(settings: Any, tmp_path:
         (Level.NOTE, "the app has schedules: nightly"),
         (Level.WARNING, "1 job waits in queue 'mails'"),
         typo,
+        lacking,
     ]
     about = {"version": "1", "workers": 1, "since": 0.0, "scheduler": True, "queues": ("mails", "reports")}
     directory = runtime_dir(chosen.runtime_dir)
     register(directory, this_pool(name="other", backend=f"{chosen.backend}?timeout=3", directory=directory, **about))
-    assert told() == [typo]
+    assert told() == [typo, lacking]
     levels(serving.examine(chosen, app))
 
 

@@ -8,7 +8,7 @@ from face_boards import NOW, WELL, a_pool, publish
 from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.health import examine, look
-from jobpool.telemetry.metrics.pages import BROKER_SILENT
+from jobpool.telemetry.metrics.pages import BROKER_REFUSES, BROKER_SILENT
 
 
 def header(**changes: Any) -> HeaderView:
@@ -33,6 +33,7 @@ def test_each_check_fails_alone_and_says_why(tmp_path: Path) -> None:
         ({"ready": 0}, "children", "0 of 2 children ready"),
         ({"ready": 0, "problem": "no module named x"}, "children", "0 of 2 children ready: no module named x"),
         ({"broker_ok_at": NOW - 6.1}, "broker", "sqlite:///x.db last answered well 6.1s ago; it is asked every 2.0s"),
+        ({"problem": f"{BROKER_REFUSES}the disk is full"}, "broker", "the broker refuses: the disk is full"),
         ({"reaped_at": NOW - 31}, "reaper", "the reaper last ran 31s ago; it is due every 10s"),
         ({"boot_failures": 5, "problem": "import error"}, "boot", "5 children in a row could not boot: import error"),
     ]:

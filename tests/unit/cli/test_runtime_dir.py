@@ -78,6 +78,18 @@ def test_pools_of_one_broker_are_found_however_its_url_is_written(
     for pool, same, others in (
         ("redis://me:hush@db/0?timeout=5", ("redis://db/0", "redis://you@db/0"), ("redis://db/1", "redis://other/0")),
         (
+            "redis://db/0?timeout=5&prefix=shop",
+            ("redis://me:hush@db/0?prefix=shop&dead_max=5",),
+            ("redis://db/0", "redis://db/0?prefix=bank"),
+        ),
+        (
+            "postgresql://me@db/jobs?schema=shop&host=/run/a",
+            ("postgresql://you:hush@db/jobs?host=/run/a&application_name=x&schema=shop",),
+            ("postgresql://me@db/jobs", "postgresql://me@db/jobs?schema=shop&host=/run/b"),
+        ),
+        ("postgresql://db/?service=a", (), ("postgresql://db/?service=b", "postgresql://db/?service=a&dbname=c")),
+        ("beanstalk://db?tube_prefix=shop.", ("beanstalk://db?tube_prefix=shop.&ttr=5",), ("beanstalk://db",)),
+        (
             "sqlite:///x.db",
             (f"sqlite:///{tmp_path}/x.db", f"sqlite:///{tmp_path}/link/x.db?timeout=1"),
             ("sqlite:///y",),

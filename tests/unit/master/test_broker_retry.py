@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from stage import Stage
 
 from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master import threads
 from jobpool.master.inbox import Inbox
+from jobpool.master.telemetry import Publisher
 from jobpool.master.threads import BrokerRetry
+from jobpool.telemetry.metrics.pages import ready
 
 SILENT = "the broker does not answer; trying again until it does"
 REFUSED = "the broker refuses this pool; trying again until that is mended"
@@ -97,6 +101,22 @@ def test_a_refusal_in_an_outage_is_told_too_for_it_wants_another_mend() -> None:
     assert said(stage) == [SILENT, REFUSED]
     stage.tell(ev.BrokerAnswered("fetch"))
     assert said(stage) == [SILENT, REFUSED, AGAIN]
+
+
+def test_a_broker_that_refuses_to_write_makes_the_pool_unready_at_once_and_a_silent_one_later() -> None:
+    stage = Stage(workers=1).boot()
+    with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
+        publisher = Publisher(board, broker_interval=2.0)
+        for refusals, is_ready, why in [
+            ((), True, "ready"),
+            ((ev.BrokerSilent("silent", "fetch"),), True, "ready"),
+            ((ev.BrokerSilent("the disk is full", "settle", WriteRefused),), False, "refuses: the disk is full"),
+        ]:
+            stage.tell(*refusals)
+            now = time.monotonic()
+            publisher.publish(stage.pool, now, now, now)
+            probe = ready(board.header.read(), now)
+            assert (probe.ok, why in probe.text) == (is_ready, True), probe
 
 
 def test_a_pool_that_is_refused_for_too_long_stops_and_says_why() -> None:

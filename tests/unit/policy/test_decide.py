@@ -294,6 +294,7 @@ def test_an_unknown_handler_is_given_up_after_the_grace(seen_for: float) -> None
     assert settlement.reason == "unknown-handler"
     assert "'gone'" in str(settlement.error)
     assert "--app" in str(settlement.error)
+    assert "keep a former name as an alias: jobpool.handler('gone')(function)" in str(settlement.error)
 
 
 @pytest.mark.parametrize(

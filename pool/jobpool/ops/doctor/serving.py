@@ -9,6 +9,7 @@ from itertools import chain
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import missing_database, open_backend
+from jobpool.broker.values import UNHELD, MessageFilter
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.master.run import waiting_elsewhere
@@ -17,6 +18,7 @@ from jobpool.ops.runtime_dir import PoolFile, runtime_dir, serving
 from jobpool.settings import Settings
 
 CHECK = "serving"
+FIRST_JOBS = 100  # of each queue: they are looked at with their bodies, which may be large
 
 Silent = Callable[[QueueBackend, Collection[str]], Iterable[Finding]]
 """Returns findings about the schedules of these names that fire nothing because a clock was ahead."""
@@ -36,7 +38,7 @@ def examine(
     bad = [*_handlers(handlers, served), *_schedules(handlers, settings, pools)]
     names = [name for info in handlers for name in info.schedules]
     with suppress(JobpoolError):  # the check of the broker says so
-        bad += _asked(settings, served, names, silent) if silent and (served or names) else ()
+        bad += _asked(settings, served, handlers, silent) if silent and (served or names) else ()
     yield from bad or [Finding(CHECK, Level.OK, f"queues with a pool here, or with these settings: {_list(served)}")]
 
 
@@ -55,16 +57,32 @@ def _schedules(handlers: Sequence[HandlerInfo], settings: Settings, pools: Seque
         yield Finding(CHECK, Level.NOTE, f"the app has schedules: {_list(names)}", why, mend)
 
 
-def _asked(settings: Settings, served: Collection[str], names: Collection[str], silent: Silent) -> Iterator[Finding]:
+def _asked(
+    settings: Settings, served: Collection[str], handlers: Sequence[HandlerInfo], silent: Silent
+) -> Iterator[Finding]:
     if missing_database(settings.backend):
         return
     with closing(open_backend(settings.backend)) as backend:
-        yield from silent(backend, names)
+        yield from silent(backend, [name for info in handlers for name in info.schedules])
         waiting = waiting_elsewhere(backend, {*served, settings.dead_letter_queue}) if served else {}
-    for queue, count in waiting.items():
-        found = f"{count:,} job{'s wait' if count > 1 else ' waits'} in queue {queue!r}"
-        why = "neither these settings nor a pool here serve it, and none of its jobs is running"
-        yield Finding(CHECK, Level.WARNING, found, why, f"add {queue!r} to `queues`, or start a pool that serves it")
+        for queue, count in waiting.items():
+            found = f"{count:,} job{'s wait' if count > 1 else ' waits'} in queue {queue!r}"
+            why = "neither these settings nor a pool here serve it, and none of its jobs is running"
+            mend = f"add {queue!r} to `queues`, or start a pool that serves it"
+            yield Finding(CHECK, Level.WARNING, found, why, mend)
+        if handlers and backend.capabilities.lists_live:
+            yield from _lacking(backend, settings.queue_names, {info.name for info in handlers})
+
+
+def _lacking(backend: QueueBackend, queues: Collection[str], known: Collection[str]) -> Iterator[Finding]:
+    """Yield the queues of these settings whose first jobs have handlers that the app lacks."""
+    for queue in queues:
+        page = backend.list_messages(MessageFilter(queue=queue, states=UNHELD), limit=FIRST_JOBS)
+        if names := {message.handler for message in page} - {*known, ""}:
+            found = f"jobs wait in queue {queue!r} whose handlers the app lacks: {_list(names)}"
+            why = "they are dead after `unknown_handler_grace` in a pool, unless another pool has them"
+            mend = "name the app that has them (--app), or keep a former name as an alias (docs/handlers.md)"
+            yield Finding(CHECK, Level.WARNING, found, why, mend)
 
 
 def _list(names: Collection[str]) -> str:

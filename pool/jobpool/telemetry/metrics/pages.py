@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MEND = "metrics need prometheus-client: pip install 'prometheus-client>=0.21'"
 LOOP_LIMIT = 5.0  # seconds: the master's loop turns at least once a second, even when there is nothing to do
 BROKER_SILENT = "the broker does not answer"  # the header's `problem` while this is so
+BROKER_REFUSES = "the broker refuses: "  # begins the header's `problem` while this is so; its reason follows
 MISSED = 3  # how many intervals the broker's answer may be late
 BOOT_LOOP = 5  # children in a row that did not come up: not an accident any more
 
@@ -69,6 +70,8 @@ def ready(header: HeaderView, now: float) -> Probe:
     children = ready_children(header)
     if header.ready < 1 or header.boot_failures >= BOOT_LOOP:
         return Probe(False, f"not ready: {children}" + (f"; {header.problem}" if header.problem else ""))
+    if header.problem.startswith(BROKER_REFUSES):
+        return Probe(False, f"degraded: {header.problem}; {children}")
     silent = seconds_since(header.broker_ok_at, header, now)
     if silent > MISSED * header.broker_interval:
         return Probe(False, f"degraded: the broker last answered well {format_duration(silent)} ago; {children}")
