@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -139,7 +141,7 @@ def test_a_body_that_is_too_large_is_refused_before_anything_is_put(small: Beans
     with Clients(small) as clients:
         backend = clients.open()
         with pytest.raises(
-            InvalidJob, match=rf"takes {LIMIT - HEADER_ROOM} at most: make its payload smaller, or .* -z"
+            InvalidJob, match=rf"takes {LIMIT - 2 - HEADER_ROOM} at most: make its payload smaller, or .* -z"
         ):
             backend.enqueue_many([a_job(1), a_job("x" * LIMIT)])
         assert clients.counts() == (0, 0, 0, 0)
@@ -209,3 +211,26 @@ def test_one_that_fills_the_server_to_the_brim_is_buried_as_it_is(small: Beansta
         assert backend.abandon(lease, "rejected")
         assert clients.raw.peek_buried().id == number
         assert clients.counts() == (0, 0, 0, 1)
+
+
+def test_one_that_would_fill_it_with_a_header_gets_none(small: BeanstalkServer) -> None:
+    with Clients(small) as clients:
+        backend = clients.open()
+        clients.raw.put(b"x")
+        assert backend.nack(one(backend))
+        header = len(clients.raw.peek_ready().body)
+        assert backend.ack(one(backend))
+        for room, settles in product(range(header - 4, header + 90), (True, False)):
+            clients.raw.put(b"x" * (LIMIT - room), ttr=30)
+            client = clients.open()
+            lease = one(client)
+            with suppress(InvalidJob):
+                assert not settles or client.nack(lease)
+            client.close()
+            client = clients.open()
+            client.reap(QUEUE, AT_ONCE)  # sets the policy of fetches, which charge a crash by a copy
+            lease = one(client)
+            assert isinstance(lease.token, int)
+            assert len(clients.raw.peek(lease.token).body) <= LIMIT - 2
+            assert client.ack(lease)
+            client.close()
