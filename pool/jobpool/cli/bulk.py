@@ -144,8 +144,8 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
 def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, bool], **limits: Any) -> None:
     with session.broker() as backend:
-        where = messages.id_meant(backend, where)
         queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
+        where = messages.id_meant(backend, where)
         if _goes_whole(backend, where):
             queues = queues or meet_queues(session, backend, where.queue)
             confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
