@@ -263,6 +263,14 @@ class Inspector:
         self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
 
 
+def is_foreign(connection: Connection, tube: str) -> bool:
+    """Return whether the first jobs of this tube are all of other programs."""
+    connection.use(tube)
+    peeked = map(connection.job, connection.burst([b"peek-ready", b"peek-delayed", b"peek-buried"]))
+    jobs = [job for job in peeked if job is not None]
+    return bool(jobs) and not any(from_bytes(job.body, job.id)[0].ours for job in jobs)
+
+
 def require_dead(where: MessageFilter) -> None:
     """Raise `Unsupported` when only live messages are meant."""
     if where.states and State.DEAD not in where.states:

@@ -108,6 +108,27 @@ def test_whole_queues_are_purged_and_no_part_of_what_waits(ask: Ask, broker: Que
     assert "no message matches" in ask("purge", "--all", "--yes").stderr
 
 
+def test_nothing_is_changed_in_a_tube_of_another_program_without_its_name(
+    ask: Ask, broker: QueueBackend, url: str
+) -> None:
+    broker.enqueue_many([a_job(1), a_job(2), a_job(3, queue="held")])
+    assert broker.fetch("held")
+    dead = bury(broker, "reports")
+    with shared_beanstalk().client(f"{url.partition('=')[2]}thumbnails") as raw:
+        numbers = [raw.put(b"\xff\xd8", delay=delay) for delay in (0, 0, 60)]
+        raw.bury(raw.reserve_job(numbers[0]))
+    for words in (["purge", "--all"], ["dead", "purge", "--older-than", "0s"], ["dead", "retry", "reason:buried"]):
+        assert "jobs in thumbnails are other programs' by their look" in ask(*words, "--yes", code=1).stderr
+    assert len(ask("dead", "list").stdout.splitlines()) == 3
+    assert broker.stats("reports").dead == broker.stats("reports").waiting == 1
+    findings = json.loads(ask("doctor", "--json", code=1).stdout)["findings"]
+    assert [row["found"].endswith("thumbnails") for row in findings if row["check"] == "beanstalk.tubes"] == [True]
+    assert ask("dead", "retry", dead, "--yes").stdout == "1 message retried\n"
+    assert ask("purge", "-Q", "thumbnails", "--yes").stdout == "3 messages purged\n"
+    told = "would purge 2 messages:\n  reports: 2 waiting, 0 delayed, 0 dead\n"
+    assert ask("purge", "--all", "--dry-run").stdout == told
+
+
 def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:
     assert "by itself" in ask("reap", "reports").stderr
     assert "has no claims (Capabilities.key_store)" in ask("claim", "list", code=1).stderr
