@@ -13,6 +13,7 @@ from support.jobs import QUEUE, a_job
 from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.settlement import Abandon, Ack, Nack, Settled
 from jobpool_backends.beanstalk.connection import Held
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
@@ -234,3 +235,17 @@ def test_one_that_would_fill_it_with_a_header_gets_none(small: BeanstalkServer) 
             assert len(clients.raw.peek(lease.token).body) <= LIMIT - 2
             assert client.ack(lease)
             client.close()
+
+
+def test_a_rejected_one_without_room_for_a_header_is_told_with_its_reason_where_that_is_certain(tmp_path: Path) -> None:
+    with BeanstalkServer(tmp_path) as server, Clients(server) as clients:
+        backend = clients.open()
+        for size, reason, error in [
+            (server.max_job_size, "rejected", "the body has 1114112 bytes; at most 1048576"),
+            (MAX_BODY_BYTES, "buried", None),
+        ]:
+            number = clients.raw.put(b"x" * size, ttr=30)
+            clients.raw.bury(clients.raw.reserve_job(number))
+            [dead] = backend.list_messages()
+            assert (dead.reason, dead.last_error) == (reason, error)
+            clients.raw.delete(number)
