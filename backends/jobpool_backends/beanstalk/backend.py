@@ -18,7 +18,7 @@ from jobpool_backends.beanstalk.bulk import BulkChanger
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import add
 from jobpool_backends.beanstalk.fetch import Fetcher
-from jobpool_backends.beanstalk.inspect import Inspector
+from jobpool_backends.beanstalk.inspect import Inspector, is_foreign
 from jobpool_backends.beanstalk.settle import Settler
 from jobpool_backends.beanstalk.wait import Prefetched, Waiter
 from jobpool_backends.reaping import NativeReaping
@@ -100,6 +100,12 @@ class BeanstalkBackend(QueueBackend):
     def diagnose(self) -> list[Finding]:
         """Check what the server can lose or refuses."""
         return checks.diagnose(self._connections)
+
+    def foreign_queues(self) -> list[str]:
+        """Return queues whose first jobs have no header of jobpool's. Blocks for two round trips a tube."""
+        queues, tube = self.queues(), self._connections.address.tube
+        with self._connections.spare() as connection:
+            return [queue for queue in queues if is_foreign(connection, tube(queue))]
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id

@@ -11,6 +11,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool_backends.beanstalk.connection import Stats, number
 from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.inspect import is_foreign, is_queue
 
 MIN_VERSION = (1, 12)  # the first that reserves a job by its number, as dead letters need
 # Least value of `-z` at which every job that jobpool allows fits, with its header.
@@ -18,15 +19,21 @@ ROOMY_JOB_BYTES = MAX_BODY_BYTES + 2**16
 
 
 def diagnose(connections: Connections) -> list[Finding]:
-    """Check what the server can lose or refuse. Raises as `require_version`. Blocks for three round trips."""
+    """Check what the server can lose or refuse. Raises as `require_version`. Blocks for two round trips a tube."""
     title = connections.address.title
     with connections.spare() as connection:
         [stats] = connection.stats()
         require_version(title, stats)
-        names = [tube for tube in connection.tubes() if connections.address.queue(tube)]
+        queues = {tube: queue for tube in connection.tubes() if (queue := connections.address.queue(tube))}
+        names = list(queues)
         left = [number(told, "pause-time-left") for told in connection.stats(names)]
+        foreign = sorted(tube for tube in names if is_queue(queues[tube]) and is_foreign(connection, tube))
     pauses = {tube: seconds for tube, seconds in zip(names, left, strict=True) if seconds}
-    return [replace(finding, found=f"{title}: {finding.found}") for finding in (*judge(stats), judge_pauses(pauses))]
+    findings = [*judge(stats), judge_pauses(pauses)]
+    if foreign:
+        why = "`purge` and `dead` are refused without the name of a queue; an option tube_prefix keeps yours apart"
+        findings.append(Finding("beanstalk.tubes", Level.NOTE, f"other programs use {', '.join(foreign)}", why))
+    return [replace(finding, found=f"{title}: {finding.found}") for finding in findings]
 
 
 def require_version(title: str, stats: Stats) -> None:

@@ -27,6 +27,7 @@ from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, TROUBLE, A
 from jobpool_backends.errors import inherited
 from jobpool_backends.shared import grouped
 
+LINE_END_BYTES = 2
 MAX_IDLE = 4  # idle connections that are kept; more are closed
 # More are fetched on another connection: the server often searches all of one for the first lease that ends.
 MAX_LEASES_PER_CONNECTION = 256
@@ -116,10 +117,14 @@ class Connections:
         return explain(error, self.address)
 
     def max_job_size(self, connection: Connection | None = None, *, anew: bool = False) -> int:
-        """Return bytes that a job may have; asked for once, or `anew`, on this connection or a `spare` one."""
+        """Return bytes that a job may have; asked for once, or `anew`, on this connection or a `spare` one.
+
+        A started server counts the line end after a job in its binlog, and drops the rest of a file that holds one over
+        `max-job-size`.
+        """
         if not self._max_job_size or anew:
             with nullcontext(connection) if connection else self.spare() as speaking:
-                self._max_job_size = int(speaking.stats()[0]["max-job-size"])
+                self._max_job_size = int(speaking.stats()[0]["max-job-size"]) - LINE_END_BYTES
         return self._max_job_size
 
     def close(self) -> None:

@@ -137,7 +137,10 @@ class Fetcher:
         return None if charged.record.is_dead or charged.delay else (copy, charged.record)
 
     def _put(self, connection: Connection, charged: Charge, body: bytes, counters: Counters) -> Answer:
-        packed = to_bytes(charged.record, body, self._connections.max_job_size(connection))
+        largest = self._connections.max_job_size(connection)
+        packed = to_bytes(charged.record, body, largest)
+        if len(packed) > largest:
+            return greenstalk.JobTooBigError()
         dead = charged.record.is_dead
         answers: dict[int, Answer] = {}
         copy = Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)

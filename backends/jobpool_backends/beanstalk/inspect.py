@@ -23,7 +23,7 @@ from msgspec import Struct
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, MalformedEnvelope, Unsupported
-from jobpool.message.envelope import decode
+from jobpool.message.envelope import MAX_BODY_BYTES, decode
 from jobpool.message.names import check_queue
 from jobpool_backends.beanstalk.connection import Connection, number
 from jobpool_backends.beanstalk.connections import Connections
@@ -64,6 +64,11 @@ def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], 
         priority = counters.priority if counters else 0
         if not record.ours:
             enqueued_at = clock.wall() - (counters.age if counters else 0)
+    reason, error = record.reason, record.last_error
+    if not record.is_dead:  # without a header, or room for one, nobody can say more
+        is_rejected = len(body) > MAX_BODY_BYTES
+        reason = "rejected" if is_rejected else FOREIGN_REASON
+        error = f"the body has {len(body)} bytes; at most {MAX_BODY_BYTES}" if is_rejected else error
     message = Message(
         id=record.id,
         queue=queue,
@@ -76,8 +81,8 @@ def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], 
         enqueued_at=enqueued_at,
         available_at=enqueued_at,
         body=body,
-        reason=record.reason if record.is_dead else FOREIGN_REASON,
-        last_error=record.last_error,
+        reason=reason,
+        last_error=error,
         cause=record.cause,
         died_at=enqueued_at if record.died_at is None else record.died_at,
         cursor=str(job.id),
@@ -261,6 +266,14 @@ class Inspector:
         if len(self._places) > MAX_REMEMBERED_PLACES:
             self._places.clear()
         self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
+
+
+def is_foreign(connection: Connection, tube: str) -> bool:
+    """Return whether the first jobs of this tube are all of other programs."""
+    connection.use(tube)
+    peeked = map(connection.job, connection.burst([b"peek-ready", b"peek-delayed", b"peek-buried"]))
+    jobs = [job for job in peeked if job is not None]
+    return bool(jobs) and not any(from_bytes(job.body, job.id)[0].ours for job in jobs)
 
 
 def require_dead(where: MessageFilter) -> None:

@@ -153,10 +153,15 @@ class Settler:
                 return Plan(place, b"delete %d" % held.job, new_copies(self._connections, brought))
 
     def _go_on(self, place: int, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> Plan:
-        """Let the message go on with this header; to die, a job of another program is buried as it is."""
+        """Let the message go on with this header; to die, a job of another program is buried as it is.
+
+        Raises InvalidJob: it has no room for a header, and is to live.
+        """
         largest = self._connections.max_job_size()
         packed = to_bytes(record, held.lease.body, largest)
-        if record.is_dead and len(packed) > largest:
+        if len(packed) > largest:
+            if not record.is_dead:
+                raise self._connections.put_refusal(greenstalk.JobTooBigError())
             return Plan(place, b"bury %d %d" % (held.job, held.priority), brought)
         tube = self._connections.address.tube(held.lease.queue)
         copy = Copy(tube, held.priority, delay, held.ttr, packed, record.is_dead)

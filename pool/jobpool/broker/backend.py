@@ -383,6 +383,10 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """Return the names of all queues that hold a message, sorted."""
         return self._inspector.queues()
 
+    def foreign_queues(self) -> list[str]:
+        """Return queues that seem to be other programs' alone, so that nobody deletes from them without their name."""
+        return []
+
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:

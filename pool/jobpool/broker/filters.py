@@ -52,7 +52,11 @@ def parse_filter(text: str) -> MessageFilter:
             raise BadFilter(f"the filter cannot be read from {text[at:].strip()!r} on: is a quote left open?")
         key, plain = term["key"] or "text", term["plain"]
         if key not in KEYS:
-            raise BadFilter(f"there is no filter key {key!r}: use one of {', '.join(KEYS)}, or quote the term")
+            written = term[0].strip()
+            raise BadFilter(
+                f"there is no filter key {key!r}: use one of {', '.join(KEYS)}, quote the term, or write an id as"
+                f" id:{written}"
+            )
         value = _ESCAPED.sub(r"\1", term["quoted"]) if plain is None else plain
         if not value:
             raise BadFilter(f"the filter term {key}: has no value")

@@ -144,8 +144,13 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
 def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, bool], **limits: Any) -> None:
     with session.broker() as backend:
-        where = messages.id_meant(backend, where)
         queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
+        where = messages.id_meant(backend, where)
+        if where.queue is None and not where.ids and (foreign := backend.foreign_queues()):
+            raise Unsupported(
+                f"nothing was changed: jobs in {', '.join(foreign)} are other programs' by their look. Name the queue"
+                " that you mean (-Q), or keep apart by the option tube_prefix"
+            )
         if _goes_whole(backend, where):
             queues = queues or meet_queues(session, backend, where.queue)
             confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
@@ -318,16 +323,18 @@ class WholeQueues(Sweep):
 
     def count(self) -> int:
         """Count the messages, or the least number. Blocks for a round trip a queue."""
-        self.counted, total = [], 0
+        self.counted, held = [], {}
         for queue in self.queues:
             stats = self.backend.stats(queue)
             numbers = {state.value: getattr(stats, state.value) for state in self.where.states}
             capped = {state for state, number in numbers.items() if stats.cap and number >= stats.cap}
             told = [f"{number:,}{'+' * (state in capped)} {state}" for state, number in numbers.items()]
-            self.counted.append(f"{queue}: {', '.join(told)}")
+            if total := sum(numbers.values()):
+                held[queue] = total
+                self.counted.append(f"{queue}: {', '.join(told)}")
             self.is_capped |= bool(capped)
-            total += sum(numbers.values())
-        return total
+        self.queues = list(held)  # of the others nothing is deleted, even if something comes meanwhile
+        return sum(held.values())
 
     def _round(self, most: int, bar: Any) -> bool:
         """Carry out all in one round: there is no other after it."""

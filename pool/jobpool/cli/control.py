@@ -187,8 +187,8 @@ def cancel(
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
-        where = id_meant(backend, where)
         meet_queues(session, backend, where.queue, needed=False)
+        where = id_meant(backend, where)
         live = structs.replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)

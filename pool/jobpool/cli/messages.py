@@ -96,10 +96,12 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
 
 
 def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilter:
-    """Return the filter that these shell words mean. Raises `BadFilter`."""
+    """Return the filter that these shell words mean: of several bare ones each is an id. Raises `BadFilter`."""
     from jobpool.broker.filters import parse_filter
 
-    return parse_filter(" ".join([*map(_term, terms), *([] if queue is None else [f"queue:{queue}"])]))
+    bare = [term for term in terms if set(term).isdisjoint(':" ')]
+    words = [f"id:{term}" if len(bare) > 1 and term in bare else _term(term) for term in terms]
+    return parse_filter(" ".join([*words, *([] if queue is None else [f"queue:{queue}"])]))
 
 
 def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
@@ -107,9 +109,9 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
     from jobpool.broker.filters import matching
 
     with session.broker() as backend:
-        where = listable(backend, id_meant(backend, where))
         if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue)
+        where = listable(backend, id_meant(backend, where))
         found = list(matching(backend, where, limit + 1 if limit else 0))
         if not found:
             note(none_matches(backend, where))
@@ -131,11 +133,14 @@ def unknown_reason(where: MessageFilter) -> str:
 
 
 def id_meant(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
-    """Return the filter with its text as an id, if a message has exactly that one."""
+    """Return the filter with its text as an id, if a message has exactly that one. After `meet_queues`."""
     text = where.text
-    if text is None or where.ids or not backend.capabilities.keeps_records or backend.inspect(text) is None:
+    if text is None or where.ids:
         return where
-    return structs.replace(where, text=None, ids=(text,))
+    named = where.queue is not None and not backend.capabilities.makes_queues  # it may not be known yet
+    if (named and backend.count(type(where)(queue=where.queue, ids=(text,)), cap=1)) or backend.inspect(text):
+        return structs.replace(where, text=None, ids=(text,))
+    return where
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
@@ -144,6 +149,8 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
 
     if told := unknown_reason(where):
         return told
+    if len(where.ids) > 1:
+        return "no message matches: of several words each is an id; put a text of several in quotes"
     if State.WAITING in where.states and State.LEASED not in where.states and backend.capabilities.lists_live:
         held = backend.count(structs.replace(where, states=(State.LEASED,)))
         if held:

@@ -69,6 +69,30 @@ def test_dead_letters_outlive_a_kill_in_their_order_however_often_they_were_look
     assert backend.stats(QUEUE) == QueueStats(dead=5)
 
 
+def test_no_copy_is_so_long_that_a_restarted_server_drops_the_log_from_there_on(tmp_path: Path) -> None:
+    """At its start it counts the line end after a job, too."""
+    limit = 4096
+    with BeanstalkServer(tmp_path, binlog=True, max_job_size=limit) as server:
+        backend = BeanstalkBackend.from_url(server.url)
+
+        def failed_copy(pad: int) -> int:
+            """Return the length of the copy of a job that failed with a long error."""
+            queue = f"pad-{pad}"
+            backend.enqueue(a_job("x" * pad, queue=queue))
+            [lease] = backend.fetch_many(queue, limit=1)
+            assert backend.nack(lease, delay=3600.0, error="e" * limit)
+            with server.client(queue) as raw:
+                return len(raw.peek_delayed().body)
+
+        pad = limit // 2
+        pad += limit - 4 - failed_copy(pad)
+        assert all(failed_copy(pad + more) <= limit - 2 for more in range(5))
+        backend.enqueue_many(numbered(3))
+        kill(server)
+        assert backend.stats(QUEUE).waiting == 3
+        backend.close()
+
+
 def test_a_call_while_the_server_is_gone_says_so_and_the_next_one_works_again(
     server: BeanstalkServer, backend: BeanstalkBackend
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from support.jobs import QUEUE, a_job
 from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.settlement import Abandon, Ack, Nack, Settled
 from jobpool_backends.beanstalk.connection import Held
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
@@ -139,7 +142,7 @@ def test_a_body_that_is_too_large_is_refused_before_anything_is_put(small: Beans
     with Clients(small) as clients:
         backend = clients.open()
         with pytest.raises(
-            InvalidJob, match=rf"takes {LIMIT - HEADER_ROOM} at most: make its payload smaller, or .* -z"
+            InvalidJob, match=rf"takes {LIMIT - 2 - HEADER_ROOM} at most: make its payload smaller, or .* -z"
         ):
             backend.enqueue_many([a_job(1), a_job("x" * LIMIT)])
         assert clients.counts() == (0, 0, 0, 0)
@@ -209,3 +212,40 @@ def test_one_that_fills_the_server_to_the_brim_is_buried_as_it_is(small: Beansta
         assert backend.abandon(lease, "rejected")
         assert clients.raw.peek_buried().id == number
         assert clients.counts() == (0, 0, 0, 1)
+
+
+def test_one_that_would_fill_it_with_a_header_gets_none(small: BeanstalkServer) -> None:
+    with Clients(small) as clients:
+        backend = clients.open()
+        clients.raw.put(b"x")
+        assert backend.nack(one(backend))
+        header = len(clients.raw.peek_ready().body)
+        assert backend.ack(one(backend))
+        for room, settles in product(range(header - 4, header + 90), (True, False)):
+            clients.raw.put(b"x" * (LIMIT - room), ttr=30)
+            client = clients.open()
+            lease = one(client)
+            with suppress(InvalidJob):
+                assert not settles or client.nack(lease)
+            client.close()
+            client = clients.open()
+            client.reap(QUEUE, AT_ONCE)  # sets the policy of fetches, which charge a crash by a copy
+            lease = one(client)
+            assert isinstance(lease.token, int)
+            assert len(clients.raw.peek(lease.token).body) <= LIMIT - 2
+            assert client.ack(lease)
+            client.close()
+
+
+def test_a_rejected_one_without_room_for_a_header_is_told_with_its_reason_where_that_is_certain(tmp_path: Path) -> None:
+    with BeanstalkServer(tmp_path) as server, Clients(server) as clients:
+        backend = clients.open()
+        for size, reason, error in [
+            (server.max_job_size, "rejected", "the body has 1114112 bytes; at most 1048576"),
+            (MAX_BODY_BYTES, "buried", None),
+        ]:
+            number = clients.raw.put(b"x" * size, ttr=30)
+            clients.raw.bury(clients.raw.reserve_job(number))
+            [dead] = backend.list_messages()
+            assert (dead.reason, dead.last_error) == (reason, error)
+            clients.raw.delete(number)

@@ -12,6 +12,7 @@ from click.testing import Result
 from support.jobs import a_job, numbered
 from support.servers import fresh_name, shared_beanstalk
 from support.servers.ports import free_port
+from support.waiting import wait_until
 
 from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
@@ -74,6 +75,26 @@ def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(
     assert broker.stats("reports").waiting == 3
 
 
+def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(ask: Ask, broker: QueueBackend, url: str) -> None:
+    broker.enqueue_many([a_job(identifier=ident, payload={"about": "order-7"}) for ident in ("order-7", "order-8")])
+    for lease in broker.fetch_many("reports", limit=2):
+        assert broker.abandon(lease, "failed")
+    with shared_beanstalk().client(f"{url.partition('=')[2]}reports") as raw:
+        number = raw.put(b"order-7 of another program")
+        raw.bury(raw.reserve_job(number))
+        wait_until(lambda: raw.stats_job(number)["age"] >= 1, what="an age, which is in whole seconds")
+    foreign = f"beanstalkd-{number}"
+    for word in ("order-7", foreign):
+        assert [row["id"] for row in json.loads(ask("dead", "list", word, "--json").stdout)] == [word]
+        assert ask("dead", "purge", word, "--dry-run").stdout.startswith("would purge 1 message:")
+    wrong = ask("dead", "purge", "order-7", "order-9", foreign, "--yes", code=1).stderr
+    assert "nothing was changed: order-9: there is no such message" in wrong
+    assert ask("dead", "purge", "order-7", foreign, "--yes").stdout == "2 messages purged\n"
+    assert [message.id for message in broker.list_messages()] == ["order-8"]
+    assert "1 message retried" in ask("dead", "retry", "order-7", "--yes").stdout, "a text, now"
+    assert "put a text of several in quotes" in ask("dead", "list", "disk", "full").stderr
+
+
 def test_whole_queues_are_purged_and_no_part_of_what_waits(ask: Ask, broker: QueueBackend) -> None:
     for queue in ("reports", "reports", "mails"):
         ask("enqueue", "report", "-Q", queue)
@@ -85,6 +106,27 @@ def test_whole_queues_are_purged_and_no_part_of_what_waits(ask: Ask, broker: Que
     assert ask("purge", "--all", "--yes").stdout == "1 message purged\n"
     assert (broker.stats("reports").dead, broker.stats("mails").waiting) == (0, 0)
     assert "no message matches" in ask("purge", "--all", "--yes").stderr
+
+
+def test_nothing_is_changed_in_a_tube_of_another_program_without_its_name(
+    ask: Ask, broker: QueueBackend, url: str
+) -> None:
+    broker.enqueue_many([a_job(1), a_job(2), a_job(3, queue="held")])
+    assert broker.fetch("held")
+    dead = bury(broker, "reports")
+    with shared_beanstalk().client(f"{url.partition('=')[2]}thumbnails") as raw:
+        numbers = [raw.put(b"\xff\xd8", delay=delay) for delay in (0, 0, 60)]
+        raw.bury(raw.reserve_job(numbers[0]))
+    for words in (["purge", "--all"], ["dead", "purge", "--older-than", "0s"], ["dead", "retry", "reason:buried"]):
+        assert "jobs in thumbnails are other programs' by their look" in ask(*words, "--yes", code=1).stderr
+    assert len(ask("dead", "list").stdout.splitlines()) == 3
+    assert broker.stats("reports").dead == broker.stats("reports").waiting == 1
+    findings = json.loads(ask("doctor", "--json", code=1).stdout)["findings"]
+    assert [row["found"].endswith("thumbnails") for row in findings if row["check"] == "beanstalk.tubes"] == [True]
+    assert ask("dead", "retry", dead, "--yes").stdout == "1 message retried\n"
+    assert ask("purge", "-Q", "thumbnails", "--yes").stdout == "3 messages purged\n"
+    told = "would purge 2 messages:\n  reports: 2 waiting, 0 delayed, 0 dead\n"
+    assert ask("purge", "--all", "--dry-run").stdout == told
 
 
 def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:

@@ -53,6 +53,23 @@ def test_messages_are_found_in_the_queues_of_the_settings(ask: Ask) -> None:
     assert ask("purge", "-Q", "reports", "--yes").stdout == "1 message purged\n"
 
 
+def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
+    ask: Ask, namespace: PeerProcess, tmp_path: Path
+) -> None:
+    with closing(open_backend(namespace.connection_string)) as pool:
+        about = {"about": "order-7"}
+        for ident in ("order-7", "order-8"):
+            pool.enqueue(JobDefinition("report", about, queue="reports", identifier=ident))
+        for lease in pool.fetch_many("reports", limit=2):
+            assert pool.abandon(lease, "failed")
+    for case in ("the queue of the settings", "a named one"):
+        dry = ask("dead", "purge", "order-7", *(["-Q", "reports"] if case == "a named one" else []), "--dry-run")
+        assert dry.stdout.startswith("would purge 1 message:"), case
+        text = (tmp_path / "jobpool.toml").read_text()
+        (tmp_path / "jobpool.toml").write_text(text.replace('queues = ["reports"]', ""))
+    assert ask("dead", "purge", "order-7", "order-8", "-Q", "reports", "--yes").stdout == "2 messages purged\n"
+
+
 def test_a_queue_that_is_not_there_is_named_with_the_mend(ask: Ask) -> None:
     for words in (["enqueue", "report", "-Q", "gone"], ["stats", "gone"]):
         said = ask(*words, code=2).stderr
