@@ -261,8 +261,9 @@ def _log_record(line: str) -> bool:
     try:
         fields = orjson.loads(line)
         level, name, event = (str(fields.pop(key)) for key in ("level", "logger", "event"))
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         return False
     fields.pop("time", None)
-    logging.getLogger(name).log(getattr(logging, level.upper(), logging.INFO), event, extra={"fields": fields})
+    number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    logging.getLogger(name).log(number, event, extra={"fields": fields})
     return True
