@@ -221,6 +221,14 @@ class SchedulerStarter:
         if process := self._processes.get(pid):
             process.signal(number)
 
+    def kill(self) -> None:
+        """Kill all, and let go of them."""
+        while self._processes:
+            pid, process = self._processes.popitem()
+            self._children.spare_no_more(pid)  # so it is swept itself
+            process.poll()
+            process.close()
+
     def _hear(self, process: SchedulerProcess) -> list[Event]:
         was_ready = process.is_ready
         if not process.hear():
