@@ -19,6 +19,7 @@ from jobpool.master.plan import Planner
 from jobpool.master.state import Pool
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Failed
 from jobpool.message.settlement import Abandon, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
@@ -65,6 +66,10 @@ class Broker:
         lease = JobLease(IDENT, "q", body, 1, "b" * 32, 100.0, "memory")
         apply(self.pool, ev.Leased([self.inspector.inspect(lease, lambda: 1e9)]), 1.0)
         actions = self.planner.plan(self.pool, 1.0, 1.0)
+        # None of what may be run has a child: it fails for good, which makes jobs for others of it.
+        self.pool.outcomes = [(delivery, Failed("why", permanent=True)) for delivery in self.pool.ready]
+        self.pool.ready.clear()
+        actions += self.planner.plan(self.pool, 1.0, 1.0)
         return [each for action in actions if isinstance(action, act.Settle) for each in action.work]
 
     def answer(self, work: list[tuple[Any, Settlement]], answer: Settled) -> None:
