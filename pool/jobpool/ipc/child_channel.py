@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import select
 import signal
@@ -36,6 +37,8 @@ TRACE_TAIL_BYTES = 16 * 1024
 OUTPUT_TAIL_BYTES = 4 * 1024
 OUTPUT_PIPE_BYTES = 256 * 1024  # if the user may still have that much in pipes; else what the kernel gives
 DRAINS_AT_ONCE = 16  # halves of a full pipe that one look throws away, if the writer fills it meanwhile: some 2 MiB
+
+log = logging.getLogger("jobpool.pool")
 
 
 class BrokenChannelError(Exception):
@@ -192,10 +195,19 @@ class ChildChannel:
                 raise BrokenChannelError("a child sent more lines for the log than it may")
 
     def signal(self, number: int) -> None:
-        """Send a signal through the pidfd. Before the birth is known, SIGKILL waits for it, and no other does."""
+        """Send a signal through the pidfd. Before the birth is known, SIGKILL waits for it, and no other does.
+
+        A child that has become another user's gets none: the log says so of SIGKILL, and its slot is replaced.
+        """
         if self.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                pass
+            except PermissionError:  # it has executed a program of another user's, such as sudo
+                if number == signal.SIGKILL:
+                    fields = {"slot": self.slot, "pid": self.pid, "mend": f"as root: kill -9 {self.pid}"}
+                    log.error("a child cannot be killed: it runs as another user", extra={"fields": fields})
         elif number == signal.SIGKILL:
             self._doomed = True
 

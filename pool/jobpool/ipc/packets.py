@@ -20,6 +20,9 @@ MAX_PACKET_BYTES = 64 * 1024 * 1024
 MAX_FDS = 4
 _BY_MEMFD = b"\xff"
 _ANNOUNCED = b"\xfe"
+MAX_ANNOUNCED = 128
+"""Packets announced and not sent; a further announcement is read as a packet. There is one a thread, or after a signal,
+and a sender of nothing else must not keep the reader busy."""
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 # Plain numbers: to combine the enum's members costs more than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -43,12 +46,15 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
     Blocks while the socket is full; a non-blocking one raises `BlockingIOError`, and nothing was sent. Raises `OSError`
     if the peer is gone (EPIPE, ECONNRESET).
     """
-    if len(packet) <= INLINE_BYTES:
-        if fds:
-            socket.send_fds(sock, [packet], fds)
-        else:
-            sock.send(packet)
-        return
+    if len(packet) > INLINE_BYTES:
+        _send_file(sock, packet, fds)
+    elif fds:
+        socket.send_fds(sock, [packet], fds)
+    else:
+        sock.send(packet)
+
+
+def _send_file(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = (), announced: bool = False) -> None:
     if len(packet) > MAX_PACKET_BYTES or fds:
         raise PacketTooLarge(
             f"a packet of {len(packet)} bytes; at most {MAX_PACKET_BYTES}, and no descriptors above {INLINE_BYTES}"
@@ -57,6 +63,8 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
     try:
         _write_all(memfd, packet)
         fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        if announced:  # here, for what fails above sends nothing
+            sock.send(_ANNOUNCED)
         socket.send_fds(sock, [_BY_MEMFD], [memfd])
     finally:
         os.close(memfd)
@@ -71,20 +79,22 @@ def _write_all(fd: int, data: bytes) -> None:
 def send_announced(sock: socket.socket, packet: bytes) -> None:
     """Send as `send` does, to a reader that uses `Reader`."""
     if len(packet) > INLINE_BYTES:
-        sock.send(_ANNOUNCED)
-    send(sock, packet)
+        _send_file(sock, packet, announced=True)
+    else:
+        sock.send(packet)
 
 
 class Reader:
     """A reader of packets without descriptors off one socket, which is its alone, at half the cost of `recv`.
 
     A packet that comes as a memfd is announced by one before it; a descriptor that was not announced is dropped.
+    Packets of the sender's other threads may come in between, and a signal may keep the announced one from being sent.
     """
 
     def __init__(self, sock: socket.socket, largest: int = MAX_PACKET_BYTES) -> None:
         self._sock = sock
         self._largest = largest
-        self._announced = False
+        self._announced = 0  # packets that are to come as a memfd
 
     def read(self) -> bytes | None:
         """Return the next packet; None at the end of the stream. Raises as `recv`."""
@@ -94,14 +104,15 @@ class Reader:
                 if len(data) > INLINE_BYTES:
                     raise PacketTooLarge(f"a packet above {INLINE_BYTES} bytes, and not in a file")
                 return data or None
-            self._announced = True
-        received = recv(self._sock, self._largest)
-        self._announced = False
-        if received is None:
-            return None
-        data, fds = received
-        close_all(fds)
-        return data
+            self._announced = 1
+        while received := recv(self._sock, self._largest):
+            data, fds = received
+            close_all(fds)
+            if data != _ANNOUNCED or self._announced >= MAX_ANNOUNCED:
+                self._announced -= len(data) > INLINE_BYTES
+                return data
+            self._announced += 1
+        return None
 
 
 def recv(

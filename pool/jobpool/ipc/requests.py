@@ -82,10 +82,11 @@ class RequestSocket:
                 break
             request = _read(data)
             for fd in fds:  # one at most
-                if request and stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    found.append((request, socket.socket(fileno=fd)))
-                else:
-                    os.close(fd)
+                with contextlib.suppress(OSError):  # of a kind of socket that Python does not know
+                    if request and stat.S_ISSOCK(os.fstat(fd).st_mode):
+                        found.append((request, socket.socket(fileno=fd)))
+                        continue
+                os.close(fd)
         return found
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ ends with the master: PDEATHSIG, followed by a look at the parent. Start it on a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ TURNS_EVERY_S = 10.0  # seconds between two of these in a sleep; while it works 
 FIRED_AT_ONCE = 300  # firings told in one write, which a pipe takes whole or not at all
 MAX_RECORD_BYTES = 16 * 1024  # bytes of a line of its log
 MAX_NAME = 200  # characters of a schedule that are told
+READS_AT_ONCE = 64  # more than a pipe holds; a job in the scheduler's process can write without an end
 MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no more at once
 
 
@@ -123,13 +125,16 @@ class SchedulerProcess:
     def hear(self) -> bool:
         """Take in what it has said; False when nothing more will come."""
         try:
-            while words := os.read(self.line, MAX_WORDS_BYTES):
+            for _ in range(READS_AT_ONCE):
+                words = os.read(self.line, MAX_WORDS_BYTES)
+                if not words:
+                    return False
                 self.is_ready = self.is_ready or READY in words
                 *lines, last = (self._words + words.replace(READY, b"")).split(b"\n")
                 kept = []
                 for line in lines:
                     if line.startswith(FIRED):
-                        self.fired += map(float, line[len(FIRED) :].split())
+                        self.fired += _numbers(line[len(FIRED) :])
                     elif line.startswith(TURNS):
                         self.turned = line[len(TURNS) :].decode(errors="replace")
                     else:
@@ -137,8 +142,8 @@ class SchedulerProcess:
                 kept.append(last)
                 self._words = b"\n".join(kept)[:MAX_WORDS_BYTES]
         except BlockingIOError:
-            return True
-        return False
+            pass
+        return True
 
     @property
     def error(self) -> str:
@@ -146,8 +151,8 @@ class SchedulerProcess:
         return self._words.decode(errors="replace").strip()
 
     def signal(self, number: int) -> None:
-        """Send it a signal, never to a process that has taken over its pid. A dead one is fine."""
-        with contextlib.suppress(ProcessLookupError):
+        """Send it a signal, never to a process that has taken over its pid. A dead one, or another user's, is fine."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def poll(self) -> int | None:
@@ -159,3 +164,12 @@ class SchedulerProcess:
         os.close(self._pidfd)
         os.close(self.line)
         self.output.close()
+
+
+def _numbers(words: bytes) -> list[float]:
+    """Return the numbers; none if one is not finite or not a number: a job in the scheduler's process has its pipe."""
+    with contextlib.suppress(ValueError):
+        numbers = [float(word) for word in words.split()]
+        if all(map(math.isfinite, numbers)):
+            return numbers
+    return []

@@ -113,8 +113,17 @@ class Master:
 
     def run(self) -> int:
         """Serve until told to stop; return the exit status. Blocks."""
+        try:
+            self._serve()
+            counts = self._end()
+        except BaseException:
+            self._give_up()
+            raise
+        return int(bool(self.pool.fatal) or (self.pool.settings.fail_on_dead and counts.dead + counts.rejected > 0))
+
+    def _serve(self) -> None:
         pool, clock = self.pool, self.backend.clock
-        for thread in (self.fetch_thread, self.settle_thread, *self._upkeep_threads):
+        for thread in self._threads:
             thread.start()
         if self.telemetry is not None:
             self.telemetry.start(pool)
@@ -127,8 +136,6 @@ class Master:
             self._perform(self.planner.plan(pool, now, boot), now)
             self._perform(self.planner.upkeep(pool, now, boot), now)
             self._after(now)
-        counts = self._end()
-        return int(bool(pool.fatal) or (pool.settings.fail_on_dead and counts.dead + counts.rejected > 0))
 
     def _wait(self) -> list[ev.Event]:
         """Return what has happened; in a stream sleep only if nothing has, and only then ask until when.
@@ -366,6 +373,20 @@ class Master:
             lease_margin=round(min(ends) - now, 3) if ends else None,
             started=self._started,
         )
+
+    @property
+    def _threads(self) -> list[MasterThread]:
+        return [self.fetch_thread, self.settle_thread, *self._upkeep_threads]
+
+    def _give_up(self) -> None:
+        """End all threads and processes after an error, which another program may outlive; leases run out."""
+        for thread in self._threads:
+            thread.stop()
+        if self.scheduler is not None:
+            self.scheduler.kill()
+        self.children.close()
+        for thread in filter(MasterThread.is_alive, self._threads):
+            thread.join(JOIN_LIMIT_S)
 
     def _end(self) -> Counts:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more; the counts."""

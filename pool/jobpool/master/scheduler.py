@@ -221,6 +221,14 @@ class SchedulerStarter:
         if process := self._processes.get(pid):
             process.signal(number)
 
+    def kill(self) -> None:
+        """Kill all, and let go of them."""
+        while self._processes:
+            pid, process = self._processes.popitem()
+            self._children.spare_no_more(pid)  # so it is swept itself
+            process.poll()
+            process.close()
+
     def _hear(self, process: SchedulerProcess) -> list[Event]:
         was_ready = process.is_ready
         if not process.hear():
@@ -261,8 +269,9 @@ def _log_record(line: str) -> bool:
     try:
         fields = orjson.loads(line)
         level, name, event = (str(fields.pop(key)) for key in ("level", "logger", "event"))
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         return False
     fields.pop("time", None)
-    logging.getLogger(name).log(getattr(logging, level.upper(), logging.INFO), event, extra={"fields": fields})
+    number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    logging.getLogger(name).log(number, event, extra={"fields": fields})
     return True

@@ -20,7 +20,7 @@ from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
-from jobpool.message.envelope import JobEnvelope
+from jobpool.message.envelope import WIRE_VERSION, JobEnvelope
 from jobpool.message.outcome import Counts, EndReason, NotRun, Outcome
 from jobpool.message.setting_types import usable_cpus
 from jobpool.message.settlement import Release, Settlement
@@ -354,8 +354,9 @@ class Pool:
     def remember_unsettled(self, delivery: Delivery) -> None:
         """Keep what the log should say of this job if its next crash is one too many."""
         lease = delivery.lease
-        about: dict[str, Any] = {"handler": delivery.handler, "name": lease.envelope.name, "attempts": lease.attempts}
-        about["not_run"] = not_run(lease.envelope)
+        about: dict[str, Any] = {"handler": delivery.handler, "attempts": lease.attempts}
+        if delivery.handler:  # else it was not to be run: its body may be rubbish, or a forgery
+            about |= {"name": lease.envelope.name, "not_run": not_run(lease.envelope)}
         remember(self.unsettled, lease.id, about)
 
     def order_ready(self) -> None:
@@ -408,6 +409,8 @@ class Pool:
 
 def not_run(envelope: JobEnvelope) -> str | None:
     """Return the handlers of the jobs that come after this one in a chain, for the log of its death."""
+    if envelope.version > WIRE_VERSION:  # it may keep anything there
+        return None
     return ", ".join(str(job.get("handler")) for job in envelope.then) or None
 
 

@@ -7,10 +7,10 @@ other text too: one of an older version, or a reaper's "lease expired".
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from msgspec import MsgspecError, Struct, json
+from msgspec import Meta, MsgspecError, Struct, json
 from msgspec.structs import asdict
 
 from jobpool.message.printable import headline
@@ -48,7 +48,7 @@ class Death(Struct, frozen=True):
     how: str
     sent_by: str = ""
     stack: str = ""  # the user's frames at the end, also of a handler that was in C code
-    peak_memory: int = 0  # bytes, the highest resident size of its process
+    peak_memory: Annotated[int, Meta(ge=0, le=2**53)] = 0  # bytes, the highest resident size of its process
     cpu_seconds: float = 0.0  # user and system time of its process, over all its attempts
     output: str = ""  # the last of what it printed
     core: bool = False  # a core was dumped

@@ -223,3 +223,20 @@ def test_an_answer_that_is_too_large_is_told_as_an_error(line: ChildChannel) -> 
     answer = decode(got[0])
     assert isinstance(answer, Reply)
     assert answer.kind == "InvalidJob"
+
+
+def test_a_child_that_has_become_another_users_is_left_alone_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_pidfd: int, _number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    with contextlib.closing(ChildChannel(1, 65536, slot=3)) as line:
+        line.signal(signal.SIGKILL)
+        assert not caplog.records, "it waits for the birth"
+        line.bear(os.getpid(), os.pidfd_open(os.getpid()))
+        line.signal(signal.SIGALRM)
+    [record] = caplog.records
+    assert record.getMessage() == "a child cannot be killed: it runs as another user"
+    assert record.__dict__["fields"] == {"slot": 3, "pid": os.getpid(), "mend": f"as root: kill -9 {os.getpid()}"}

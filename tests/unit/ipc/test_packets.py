@@ -250,6 +250,50 @@ def test_a_reader_sees_the_end_also_after_an_announcement(pair: Pair) -> None:
     assert packets.Reader(there).read() is None
 
 
+def test_packets_of_other_threads_may_come_between_an_announcement_and_its_packet(pair: Pair) -> None:
+    here, there = pair
+    reader, before = packets.Reader(there), open_descriptors()
+    here.send(b"\xfe")
+    here.send(b"a line")
+    here.send(b"\xfe")  # another thread has a large one too
+    packets.send(here, b"x" * 100_000)
+    here.send(b"next line")
+    packets.send(here, b"y" * 100_000)
+    packets.send(here, b"with one", (here.fileno(),))
+    assert [reader.read() for _ in range(5)] == [b"a line", b"x" * 100_000, b"next line", b"y" * 100_000, b"with one"]
+    assert open_descriptors() <= before
+
+
+def test_an_announcement_whose_packet_a_signal_kept_back_spoils_no_other(pair: Pair) -> None:
+    here, there = pair
+    reader = packets.Reader(there)
+    here.send(b"\xfe")
+    for packet in (b"a", b"x" * 100_000, b"b"):
+        packets.send_announced(here, packet)
+        assert reader.read() == packet
+
+
+def test_a_sender_of_announcements_alone_does_not_keep_a_reader(pair: Pair) -> None:
+    here, there = pair
+    for _ in range(packets.MAX_ANNOUNCED + 1):
+        here.send(b"\xfe")
+    here.send(b"after")
+    reader = packets.Reader(there)
+    assert [reader.read(), reader.read()] == [b"\xfe", b"after"]
+
+
+def test_a_large_packet_that_cannot_be_sent_is_not_announced(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = pair
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", lambda *_: os.open("/nowhere", os.O_RDONLY))
+        with pytest.raises(FileNotFoundError):
+            packets.send_announced(here, b"x" * 100_000)
+    with pytest.raises(packets.PacketTooLarge):
+        packets.send_announced(here, bytes(packets.MAX_PACKET_BYTES + 1))
+    here.send(b"after")
+    assert there.recv(100) == b"after"
+
+
 def test_a_reader_refuses_what_is_too_large(pair: Pair) -> None:
     here, there = pair
     here.send(b"x" * (packets.INLINE_BYTES + 1))

@@ -100,3 +100,18 @@ def test_rubbish_is_dropped_and_leaves_no_descriptor(
         socket.send_fds(sender, [whole], [null.fileno()])
         assert server.read() == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_socket_of_a_kind_that_python_does_not_know_is_dropped(
+    server: RequestSocket, board: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job can send one: it has the pool's user."""
+    monkeypatch.chdir(Path(board).parent)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(os.path.basename(socket_path(board)))
+        socket.send_fds(sender, [b'{"verb":"stack","slot":1,"pid":2}'], [sender.fileno()])
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", lambda fileno: os.open("/nowhere", fileno))
+            assert server.read() == []
+        assert len(os.listdir("/proc/self/fd")) == before

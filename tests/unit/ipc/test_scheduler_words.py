@@ -86,6 +86,22 @@ def test_a_master_that_stands_still_keeps_no_scheduler_waiting(line: Line) -> No
     assert line.process.fired[:FIRED_AT_ONCE] == late
 
 
+@pytest.mark.parametrize(
+    "rubbish", [b"\x01rubbish", b"\x011 nan", b"\x01inf", b"\x011e999 2", b"\x01\xff", b"\x02\xff\x00"]
+)
+def test_rubbish_of_a_job_in_its_process_tells_of_no_firing(line: Line, rubbish: bytes) -> None:
+    os.write(line.there, rubbish + b"\n\x010.5\n")
+    assert line.process.hear()
+    assert line.process.fired == [0.5]
+
+
+def test_a_job_in_its_process_that_writes_without_an_end_does_not_keep_the_master(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "read", lambda _fd, most: b"x" * most)
+    assert line.process.hear()
+
+
 def test_the_lines_that_it_prints_are_bounded(line: Line) -> None:
     def read(text: bytes) -> list[str]:
         os.write(line.output.writing, text)

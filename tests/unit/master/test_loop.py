@@ -198,6 +198,21 @@ def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() ->
     inbox.close()
 
 
+def test_an_error_in_the_loop_ends_all_threads_and_children_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, inbox, closed = MemoryBackend(), Inbox(), list[str]()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    master = a_master(pool, backend, inbox, fetch_thread)
+    monkeypatch.setattr(master.children, "poll", lambda _timeout: {}["a fault"])
+    monkeypatch.setattr(master.children, "close", lambda: closed.append("children"))
+    before = set(threading.enumerate())
+    with pytest.raises(KeyError, match="a fault"):
+        master.run()
+    assert set(threading.enumerate()) == before
+    assert closed == ["children"]
+    inbox.close()
+
+
 def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time() -> None:
     assert Stage().boot().pool.child_came, "for the loop to publish soon"
     backend, inbox = MemoryBackend(), Inbox()

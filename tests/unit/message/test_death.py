@@ -29,6 +29,12 @@ def test_what_is_written_is_read_back(death: Death) -> None:
     assert Death.from_text(death.to_text()) == death
 
 
+@pytest.mark.parametrize("peak", [-1, 2**63, 10**400], ids=["negative", "long", "no float"])
+def test_a_memory_that_cannot_be_makes_the_record_plain_text(peak: int) -> None:
+    text = f'{{"how": "killed", "peak_memory": {peak}}}'
+    assert cause_headline(text) == Death(text).headline
+
+
 @given(
     how=st.text(max_size=40),
     sent_by=st.text(max_size=40),
