@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -15,6 +15,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
+from jobpool.message.guards import Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended
 from jobpool.message.settlement import Ack, Release
@@ -23,6 +24,7 @@ from jobpool.policy.breaker import CircuitBreaker
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
+from jobpool_backends.memory.keys import MemoryKeys
 
 OTHER = "mails"
 
@@ -47,11 +49,22 @@ class Watched(MemoryBackend):
         return leases
 
 
+class SilentKeys(MemoryKeys):
+    def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:  # noqa: ARG002
+        raise BackendUnavailable("its table is locked")
+
+
 class Desk:
     """A fetch thread, and a loop that says what it could take and settles what it is told to."""
 
-    def __init__(self, limits: Limits = Limits(), breaker: Callable[[], CircuitBreaker] = CircuitBreaker) -> None:  # noqa: B008
+    def __init__(
+        self,
+        limits: Limits = Limits(),  # noqa: B008
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
+        keys: type[MemoryKeys] = MemoryKeys,
+    ) -> None:
         self.backend, self.inbox = Watched(), Inbox()
+        self.backend._keys = keys(self.backend._turn, self.backend._store)
         queues = ((QUEUE, 1.0), (OTHER, 1.0))
         self.fetch_thread = FetchThread(
             self.backend, queues, 30.0, Inspector(EnvelopeSigner(), {}), self.inbox, limits, breaker
@@ -206,6 +219,20 @@ def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(desks: list[Desk]
     desk.fetch_thread.answered([QUEUE])
     desk.until_running(2)
     assert desk.events_of(ev.BreakerClosed) == [ev.BreakerClosed(QUEUE)]
+
+
+def test_keys_that_are_silent_hold_up_no_other_queue_though_fetches_are_answered(desks: list[Desk]) -> None:
+    desk = Desk(breaker=partial(CircuitBreaker, 3, 30.0), keys=SilentKeys)
+    desk.backend.enqueue_many([a_job(idempotency_key="k")])
+    started(desks, desk)
+    wait_until(lambda: desk.turn() or desk.refused)
+    assert desk.events_of(ev.BreakerOpened) == [ev.BreakerOpened(QUEUE, 30.0, "its table is locked")]
+    assert desk.events_of(ev.BrokerAnswered) == [], "the good fetches of meanwhile do not end this outage"
+    desk.backend.enqueue_many([a_job(queue=OTHER) for _ in range(5)])
+    desk.until_running(5)
+    desk.fetch_thread.answered([QUEUE])
+    desk.turn_for(0.2)
+    assert desk.refused == desk.backend.fetches[QUEUE] == 1
 
 
 def test_a_fetch_that_was_not_answered_is_made_again_under_its_id(desks: list[Desk]) -> None:
