@@ -73,6 +73,7 @@ class FetchThread(MasterThread):
         self._glance = FIRST_GLANCE_S
         self._unanswered: dict[str, str] = {}
         self._asleep = False
+        self._let_in = False  # a fetch was answered: a refusal tells of one queue, such as a reload's new one
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._acquirer = RetryingAcquirer(
             backend, Acquirer(backend, limits), self._limits, ttl, self._broker_retry, self._breakers, self._halt
@@ -181,9 +182,10 @@ class FetchThread(MasterThread):
         except OUTAGES as error:
             self._unanswered[queue] = fetch_id  # under which it is made again
             self._breakers.failed(queue, str(error), self._clock.mono())
-            self._broker_retry.failed(error, call)
+            self._broker_retry.failed(error, call, holding=self._let_in)
             return 0
         self._unanswered.pop(queue, None)
+        self._let_in = True
         self.answered_at = self._clock.mono()
         self._broker_retry.over(call, WAITING, RENEW)
         if leases:
@@ -252,7 +254,7 @@ class FetchThread(MasterThread):
         if self._halt.is_set():
             return False  # the inbox and the backend may be closed by now: see `is_leasing`
         if trouble is not None:
-            self._broker_retry.failed(trouble, WAITING)
+            self._broker_retry.failed(trouble, WAITING, holding=self._let_in)
             return True
         self.answered_at = self._clock.mono()
         self._broker_retry.over(WAITING)

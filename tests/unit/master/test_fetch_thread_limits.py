@@ -11,7 +11,7 @@ import pytest
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
@@ -37,11 +37,14 @@ class Watched(MemoryBackend):
         self.fetches: Counter[str] = Counter()
         self.ids: dict[str, set[str]] = {QUEUE: set(), OTHER: set()}
         self.down: set[str] = set()
+        self.refused: set[str] = set()
         self.on_fetch: Callable[[], None] = lambda: None
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         self.fetches[queue] += 1
         self.on_fetch()
+        if queue in self.refused:
+            raise AccessRefused(f"no rights to {queue}")
         leases = super()._fetch(queue, limit, ttl, fetch_id)
         if queue in self.down:
             self.ids[queue].add(fetch_id)
@@ -219,6 +222,25 @@ def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(desks: list[Desk]
     desk.fetch_thread.answered([QUEUE])
     desk.until_running(2)
     assert desk.events_of(ev.BreakerClosed) == [ev.BreakerClosed(QUEUE)]
+
+
+def test_a_refused_queue_that_a_reload_brings_does_not_end_a_pool_that_works(desks: list[Desk]) -> None:
+    desk = started(desks, Desk())
+    desk.backend.refused = {"new"}
+    desk.backend.enqueue_many(numbered(1))
+    desk.until_running(1)
+    desk.fetch_thread.serve_queues({QUEUE: 1.0, "new": 1.0})
+    wait_until(lambda: desk.turn() or desk.events_of(ev.BrokerSilent))
+    desk.backend.enqueue_many(numbered(1))
+    desk.until_running(2)
+    assert desk.events_of(ev.ThreadDied) == []
+
+
+def test_a_pool_that_is_refused_at_its_first_fetch_ends(desks: list[Desk]) -> None:
+    desk = Desk()
+    desk.backend.refused = {QUEUE, OTHER}
+    started(desks, desk)
+    wait_until(lambda: desk.turn() or desk.events_of(ev.ThreadDied))
 
 
 def test_keys_that_are_silent_hold_up_no_other_queue_though_fetches_are_answered(desks: list[Desk]) -> None:
