@@ -716,6 +716,23 @@ class TestStopping:
         assert stage.pool.stopping is Stopping.DRAIN
         assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
 
+    @pytest.mark.parametrize(
+        ("thread", "then"),
+        [
+            ("control", Stopping.DRAIN),
+            ("fetch", Stopping.DRAIN),
+            ("settle", Stopping.KILL),
+            ("renew", Stopping.KILL),
+        ],
+    )
+    def test_the_death_of_a_thread_that_is_not_needed_any_more_kills_no_job(self, thread: str, then: Stopping) -> None:
+        stage = Stage().boot()
+        stage.run("slow")
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        stage.tell(ev.ThreadDied(thread, "", "NOPERM"))
+        assert stage.pool.stopping is then
+        assert stage.pool.fatal == "NOPERM"
+
     def test_a_closed_terminal_begins_a_stop_and_never_kills(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("report")
