@@ -156,7 +156,7 @@ class QueueWorker:
             [begun] = self._patiently(lease, partial(self._acquirer.begin, [(lease, guards)]))
             if not self._acquirer.conclude(inspected, guards, begun):
                 # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
-                inspected.outcome = Contended(self._acquirer.delay(lease, begun))
+                inspected.outcome = Contended(self._acquirer.delay(lease, begun.after))
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """Run one attempt; return its outcome, and the lease as it was last renewed."""

@@ -140,8 +140,9 @@ class ChildChannel:
         nonces: set[int] = set()
         while len(nonces) < most:
             try:
+                packets.check_room(self._work_in)
                 received = packets.recv(self._work_in, flags=socket.MSG_DONTWAIT)
-            except (OSError, packets.PacketTooLarge):  # the second without a descriptor for a large frame
+            except (OSError, packets.PacketTooLarge):
                 break
             if received is None:
                 break
@@ -152,6 +153,12 @@ class ChildChannel:
             except ValueError:  # user code has this socket too: it can cut packets short, and peek to answer for them
                 self._cut_off()
         return frozenset(nonces)
+
+    def take_rest(self) -> frozenset[int]:
+        """Take back all that a dead child has not read. Its trace and output, read before, make room for large ones."""
+        packets.close_all([self._trace, self._output])
+        self._trace = self._output = -1
+        return self.take_back()
 
     def receive(self) -> Frame | None:
         """Return the child's next frame; None: nothing now. Raises `BrokenChannelError`, also out of turn."""

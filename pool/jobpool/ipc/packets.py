@@ -26,6 +26,7 @@ and a sender of nothing else must not keep the reader busy."""
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 # Plain numbers: to combine the enum's members costs more than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 # ETOOMANYREFS: more descriptors are on their way than this user may have open.
 _FULL = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
@@ -148,6 +149,12 @@ def recv(
     if data == _BY_MEMFD and len(fds) == 1:
         return _read_memfd(fds[0], largest), []
     return data, fds
+
+
+def check_room(sock: socket.socket) -> None:
+    """Raise `OSError` if there is nothing to read now, or no descriptor for the next packet: it would be lost."""
+    if sock.recv(1, _PEEK) == _BY_MEMFD:
+        os.close(os.dup(sock.fileno()))
 
 
 def close_all(fds: Iterable[int]) -> None:

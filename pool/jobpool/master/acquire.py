@@ -12,6 +12,7 @@ from jobpool.master.threads import OUTAGES, BrokerRetry
 from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, LostLease, NotRun, Outcome, Rejected
+from jobpool.policy.breaker import Breakers
 from jobpool.policy.inspection import Inspected
 from jobpool.policy.limits import (
     QUEUE,
@@ -27,6 +28,8 @@ from jobpool.policy.limits import (
 Asked = list[tuple[Inspected, Guards]]
 
 KEEPS_NO_KEYS = "a broker that keeps keys, and {}:// keeps none"
+
+KEY_STORE = "the broker's keys, which do not answer"  # in place of the name of what is held
 
 RENEW, BEGIN = "renew", "begin"  # kinds of calls, for `BrokerRetry`
 
@@ -90,26 +93,27 @@ class Acquirer:
         inspected.outcome = Contended(0.0, begun.name) if of_queue else self._refused(lease, begun)
         return not of_queue
 
-    def delay(self, lease: JobLease, begun: Begun) -> float:
+    def delay(self, lease: JobLease, after: float = 0.0) -> float:
         """Return the seconds for which a refused message waits: longer each time, and never less than a rate takes."""
-        return begun.after + contention_delay(self._contentions.met(lease.id))
+        return after + contention_delay(self._contentions.met(lease.id))
 
     def _refused(self, lease: JobLease, begun: Begun) -> Outcome:
         if begun.answer is Begin.DONE:
             self._contentions.forget(lease.id)
             return AlreadyDone()
-        return LostLease() if begun.answer is Begin.LOST else Contended(self.delay(lease, begun), begun.name)
+        return LostLease() if begun.answer is Begin.LOST else Contended(self.delay(lease, begun.after), begun.name)
 
 
 @dataclass(slots=True)
 class RetryingAcquirer:
-    """The step between inspection and the loop. `stop`: set when the pool stops."""
+    """The step between inspection and the loop. `breakers`: of the queues; `stop`: set when the pool stops."""
 
     backend: QueueBackend
     acquirer: Acquirer
     local_limits: LocalLimits
     ttl: float
     broker_retry: BrokerRetry
+    breakers: Breakers
     stop: Flag
 
     def in_time(self, leases: list[JobLease]) -> list[JobLease]:
@@ -127,55 +131,55 @@ class RetryingAcquirer:
 
     def admit(
         self, queue: str, found: list[Inspected], hand_over: Callable[[list[Inspected]], None]
-    ) -> tuple[list[Inspected], int]:
+    ) -> tuple[list[Inspected], int, bool]:
         """Get those of `found` that need something what they need, or their outcomes.
 
-        Returns what is to be told to the loop, and how many of `found` were not refused. If the broker is silent,
-        `hand_over` was called with those that need nothing, and only the others are returned.
+        Returns what is to be told to the loop, how many of `found` were not refused, and whether nothing was left
+        unanswered. If the broker is silent, `hand_over` was called with those that need nothing, and only the others
+        are returned.
         """
         asked = self.acquirer.asks(queue, found)
         if not asked:
-            return found, len(found)
+            return found, len(found), True
         total = len(found)
-        answers = self._begin(asked)
+        answers = self._begin(queue, asked)
         if answers is None:
             needy = {id(inspected): inspected for inspected, _ in asked}
             if plain := [inspected for inspected in found if id(inspected) not in needy]:
                 hand_over(plain)
-            found, answers = list(needy.values()), self._begin_again(asked)
+            found, answers = list(needy.values()), self._begin_again(queue, asked)
         if answers is not None:
             self._conclude(queue, asked, answers)
-        return found, total - sum(inspected.outcome is not None for inspected, _ in asked)
+        started = total - sum(inspected.outcome is not None for inspected, _ in asked)
+        return found, started, answers is not None
 
-    def _begin(self, asked: Asked) -> list[Begun] | None:
+    def _begin(self, queue: str, asked: Asked) -> list[Begun] | None:
         try:
             answers = self.acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
         except OUTAGES as error:
+            self.breakers.failed(queue, str(error), self.backend.clock.mono(), of_keys=True)
             self.broker_retry.failed(error, BEGIN, holding=True)
             return None
         self.broker_retry.over(BEGIN)
         return answers
 
-    def _begin_again(self, asked: Asked) -> list[Begun] | None:
-        """Ask until there is an answer, or every lease has ended; None: the pool stops. Asking twice does no harm."""
-        while not self.stop.is_set():
-            live = self._still_ours(asked)
-            answers = self._begin(live) if live else []
-            if answers is not None:
-                told = {id(inspected): begun for (inspected, _), begun in zip(live, answers, strict=True)}
-                return [told.get(id(inspected), Begun(Begin.LOST)) for inspected, _ in asked]
-        for inspected, guards in asked:  # it may have been granted: then the lease gives it back
-            inspected.lease = inspected.lease.guarded(guards)
-            inspected.outcome = NotRun()
-        return None
+    def _begin_again(self, queue: str, asked: Asked) -> list[Begun] | None:
+        """Ask until there is an answer, which does no harm. None: all are given back.
 
-    def _still_ours(self, asked: Asked) -> Asked:
-        """Return those whose leases may be begun; a lease that has ended is renewed, if it can be."""
-        held = {lease.owner_token: lease for lease in self.in_time([inspected.lease for inspected, _ in asked])}
-        live = [(inspected, guards) for inspected, guards in asked if inspected.lease.owner_token in held]
-        for inspected, _ in live:
-            inspected.lease = held[inspected.lease.owner_token]
-        return live
+        That is at a stop, and when the queue's breaker has opened, for other queues wait meanwhile. Also when half of
+        a lease is over, for nobody renews these.
+        """
+        clock = self.backend.clock
+        now = clock.boot()
+        give_up = now + (min(inspected.lease.expires_at for inspected, _ in asked) - now) / 2
+        while not (self.stop.is_set() or clock.boot() >= give_up or self.breakers.wait(queue, clock.mono())):
+            if (answers := self._begin(queue, asked)) is not None:
+                return answers
+        for inspected, guards in asked:  # it may have been granted: then the lease gives it back
+            lease = inspected.lease
+            inspected.lease = lease.guarded(guards)
+            inspected.outcome = NotRun() if self.stop.is_set() else Contended(self.acquirer.delay(lease), KEY_STORE)
+        return None
 
     def _conclude(self, queue: str, asked: Asked, answers: list[Begun]) -> None:
         """Note every answer, and for the queue's local limit how many may start."""

@@ -57,6 +57,8 @@ def _signal(pool: Pool, event: ev.SignalCame) -> None:
 
 
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
+    if pool.is_stopping and event.name in ("settle", "renew"):  # what runs could not be settled, or would run elsewhere
+        pool.stop(f"the {event.name} thread has died: running jobs are killed", level="error")
     if event.error:
         pool.note("critical", "the broker refuses what the pool cannot do without", error=event.error)
         pool.fail(event.error, "stopping after a refusal")

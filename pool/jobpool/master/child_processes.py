@@ -293,7 +293,7 @@ class ChildProcesses:
         events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
         if exited.signal == signal.SIGKILL and not killer:
             killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
-        events.append(ev.ChildDied(child, exited, started, channel.take_back(), stack, output, killer))
+        events.append(ev.ChildDied(child, exited, started, channel.take_rest(), stack, output, killer))
         self.forget(child)
         return events
 

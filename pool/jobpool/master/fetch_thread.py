@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
-from jobpool.master.acquire import BEGIN, RENEW, Acquirer, RetryingAcquirer
+from jobpool.master.acquire import RENEW, Acquirer, RetryingAcquirer
 from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
@@ -73,9 +73,10 @@ class FetchThread(MasterThread):
         self._glance = FIRST_GLANCE_S
         self._unanswered: dict[str, str] = {}
         self._asleep = False
+        self._let_in = False  # a fetch was answered: a refusal tells of one queue, such as a reload's new one
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._acquirer = RetryingAcquirer(
-            backend, Acquirer(backend, limits), self._limits, ttl, self._broker_retry, self._halt
+            backend, Acquirer(backend, limits), self._limits, ttl, self._broker_retry, self._breakers, self._halt
         )
         self.answered_at = backend.clock.mono()
 
@@ -181,20 +182,27 @@ class FetchThread(MasterThread):
         except OUTAGES as error:
             self._unanswered[queue] = fetch_id  # under which it is made again
             self._breakers.failed(queue, str(error), self._clock.mono())
-            self._broker_retry.failed(error, call)
+            self._broker_retry.failed(error, call, holding=self._let_in)
             return 0
         self._unanswered.pop(queue, None)
+        self._let_in = True
         self.answered_at = self._clock.mono()
-        self._broker_retry.over(call, WAITING, RENEW, BEGIN)
+        self._broker_retry.over(call, WAITING, RENEW)
+        if leases:
+            return self._deliver(queue, leases, self.answered_at - asked_at, asked_at_boot)
         self._breakers.succeeded(queue, self.answered_at)
-        return self._deliver(queue, leases, self.answered_at - asked_at, asked_at_boot) if leases else 0
+        return 0
 
     def _deliver(self, queue: str, leases: list[JobLease], took: float, asked_at_boot: float) -> int:
         lasts = 0.0 if self._chosen_ttl else min(lease.expires_at for lease in leases) - asked_at_boot
         in_time = self._acquirer.in_time(leases)
         inspect, now = self._inspector.inspect, self._backend.time.guess
         found = [inspect(lease, now) for lease in in_time]
-        admitted, started = self._acquirer.admit(queue, found, lambda some: self._put(Leased(some, took, lasts=lasts)))
+        admitted, started, answered = self._acquirer.admit(
+            queue, found, lambda some: self._put(Leased(some, took, lasts=lasts))
+        )
+        if answered:
+            self._breakers.succeeded(queue, self.answered_at)
         self._put(Leased(admitted, took, late=len(leases) - len(in_time), lasts=lasts))
         return max(1, started)
 
@@ -246,7 +254,7 @@ class FetchThread(MasterThread):
         if self._halt.is_set():
             return False  # the inbox and the backend may be closed by now: see `is_leasing`
         if trouble is not None:
-            self._broker_retry.failed(trouble, WAITING)
+            self._broker_retry.failed(trouble, WAITING, holding=self._let_in)
             return True
         self.answered_at = self._clock.mono()
         self._broker_retry.over(WAITING)

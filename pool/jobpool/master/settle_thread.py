@@ -1,8 +1,9 @@
 """The settle thread: carries settlements to the backend in batches, enqueues for children, reaps and forwards the dead.
 
 A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended. So a lost
-reply does no harm. A broker that is full, or draining, refuses to write some settlements. These are kept aside and
-tried again until their leases have ended, while the rest goes on.
+reply does no harm. Where queues are on different servers, other queues go on meanwhile. A broker that is full, or
+draining, refuses to write some settlements. These are kept aside and tried again until their leases have ended, while
+the rest goes on.
 
 An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. A broker that frees leases
 itself (`Leases.BROKER`) is asked with each count, and at the end, what it charged to messages as they were fetched.
@@ -17,6 +18,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
@@ -44,6 +46,15 @@ SETTLE, REFUSED, REAP, COUNT, PING = "settle", "refused", "reap", "count", "ping
 logger = logging.getLogger("jobpool.pool")
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    """A queue's call that was not answered yet, and the work of this queue that came later."""
+
+    work: list[Work]
+    call_id: str
+    behind: list[Work] = field(default_factory=list)
+
+
 class SettleThread(MasterThread):
     """The thread that settles, reaps and counts. `answered_at`, `reaped_at`: CLOCK_MONOTONIC of the last good ones."""
 
@@ -63,6 +74,7 @@ class SettleThread(MasterThread):
         super().__init__("settle", inbox)
         self._backend = backend
         self._native_reap = backend.capabilities.leases is not Leases.OURS
+        self._in_one = backend.capabilities.atomic_across_queues
         self._queues = self._surveyed = queues
         self._policy, self._survey = policy, survey
         self._clock = backend.clock
@@ -70,6 +82,7 @@ class SettleThread(MasterThread):
         self._work: deque[Work] = deque()
         self._asked: deque[tuple[int, Ask]] = deque()
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
+        self._open: dict[str, _OpenCall] = {}  # by queue, if these may be on different servers; the next to try first
         self._refused: list[Work] = []
         self._retry_at, self._retry_pause, self._calm_at = math.inf, 0.0, math.inf
         self._dead_letters = DeadLetterJobs(backend, dead_letter_queue)
@@ -118,17 +131,19 @@ class SettleThread(MasterThread):
             self._settle_all(batch)
             for child, ask in asked:
                 self._inbox.put(produce(self._backend, child, ask))
+            if self._open:
+                self._settle_open()
             if self._refused and (self._halt.is_set() or self._clock.mono() >= self._retry_at):
                 self._settle_refused()
             if not self._halt.is_set():
                 self._do_what_is_due()
-            elif not (batch or asked):
+            elif not (batch or asked or self._open or self._work):
                 self._tell_charged()
                 return
 
     def _next(self) -> tuple[list[Work], list[tuple[int, Ask]]]:
         with self._wake:
-            if not (self._work or self._asked or self._halt.is_set()):
+            if not (self._work or self._asked or self._open or self._halt.is_set()):
                 due = min(self._reap_at, self._count_at, self._retry_at) - self._clock.mono()
                 self._wake.wait(max(0.0, due))
             batch = [self._work.popleft() for _ in range(min(len(self._work), MAX_SETTLEMENTS_A_CALL))]
@@ -143,17 +158,34 @@ class SettleThread(MasterThread):
         """
         alone = [(d, s) for d, s in batch if d.acks_itself and type(s) is Ack]
         together = [(d, s) for d, s in batch if not (d.acks_itself and type(s) is Ack)] if alone else batch
-        in_one = self._backend.capabilities.atomic_across_queues
-        parts = {"": together} if in_one and together else {}
-        for work in () if in_one else together:
+        parts = {"": together} if self._in_one and together else {}
+        for work in () if self._in_one else together:
             parts.setdefault(work[0].lease.queue, []).append(work)
         self._call_each(parts.values(), [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone])
 
     def _call_each(self, parts: Iterable[list[Work]], named: Sequence[tuple[list[Work], str]] = ()) -> None:
-        """Settle each part, and those that have a call id already, by calls that are repeated until they are over."""
+        """Settle each part, and those that have a call id already, by calls that are repeated until they are over.
+
+        Where queues are on different servers, each once: `_settle_open` repeats those that are not over.
+        """
         calls = [*((part, secrets.token_hex(8)) for part in parts), *named]
-        while calls:
+        while calls and self._in_one:
             calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
+        for part, call_id in calls:
+            queue = part[0][0].lease.queue
+            if queue in self._open:
+                self._open[queue].behind += part
+            elif not self._settle(part, call_id):
+                self._open[queue] = _OpenCall(part, call_id)
+
+    def _settle_open(self) -> None:
+        """Repeat one call that was not answered: new work of other queues waits for one silent server at a time."""
+        queue = next(iter(self._open))
+        call = self._open.pop(queue)
+        if self._settle(call.work, call.call_id):
+            self.settle(call.behind)
+        else:
+            self._open[queue] = call
 
     def _settle(self, batch: list[Work], call_id: str) -> bool:
         """Settle; return whether it is over: answered, or too late. Else call again with the same id."""
@@ -174,7 +206,7 @@ class SettleThread(MasterThread):
 
     def _note_answered(self, batch: list[Work], answers: Sequence[Settled], asked_at: float) -> None:
         self.answered_at = self._clock.mono()
-        self._broker_retry.over(SETTLE)
+        self._broker_retry.over(self._kind(batch[0][0].lease.queue))
         took = self.answered_at - asked_at
         self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
         self._left -= len(batch)
@@ -196,8 +228,12 @@ class SettleThread(MasterThread):
             for delivery in bringing:  # once more: the refusal may have ended just now
                 delivery.refused_at = self._clock.mono()
             return False
-        self._broker_retry.failed(error, SETTLE, holding=True)
+        self._broker_retry.failed(error, self._kind(batch[0][0].lease.queue), holding=True)
         return False
+
+    def _kind(self, queue: str) -> str:
+        """Return the kind of a call that settles, for `BrokerRetry`: each server's outage is one by itself."""
+        return SETTLE if self._in_one else f"{SETTLE}:{queue}"
 
     def _is_let_in(self, deliveries: list[Delivery]) -> bool:
         """Return whether the broker takes writes to their own queues."""
@@ -248,7 +284,7 @@ class SettleThread(MasterThread):
         self._settle_all(live)
         if not self._refused:
             self._retry_pause = 0.0
-            if live:  # else all were given up, which tells nothing about the broker
+            if live and not self._open:  # else all were given up, or wait, which tells nothing about the broker
                 self._end_refusal()
 
     def _end_refusal(self) -> None:
@@ -275,7 +311,8 @@ class SettleThread(MasterThread):
             self._reap_failed = not self._try(self._reap_all, kind, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
-            kinds = (COUNT, SETTLE, PING) if self._queues else (PING,)  # which tells nothing of rights
+            settles = map(self._kind, self._queues)
+            kinds = (COUNT, *settles, PING) if self._queues else (PING,)  # which tells nothing of rights
             if not self._try(self._count, *kinds):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
             elif self._reap_failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jobpool.ipc.requests import CANCEL, RESTART, STACK, Request
 from jobpool.master import actions as act
+from jobpool.master.deadlines import kill_child
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.state import Pool, Server
 from jobpool.message.outcome import EndReason
@@ -90,6 +91,9 @@ def keep_children(pool: Pool, now: float, actions: list[act.Action]) -> None:
     if server is None or not server.loaded or server.ending:
         return
     live = pool.slots.live
+    for old in live:
+        if old.state is SlotState.STARTING and old.generation < pool.generation:  # its boot may hang
+            kill_child(old, EndReason.RETIRE, "replaced", now, actions)
     starting = sum([slot.state is SlotState.STARTING for slot in live])
     # Each that imports the app needs a CPU of its own: many at once might none of them be ready in time.
     most = 1 if pool.boot.failures else len(live) + pool.target if server.preloaded else pool.cpus
@@ -105,10 +109,7 @@ def keep_children(pool: Pool, now: float, actions: list[act.Action]) -> None:
 
 
 def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[act.Action]) -> None:
-    """Retire an old generation's children once a new one is ready, and those above the target: idle ones one by one.
-
-    Above the target though none of the new generation is ready: a second reload met the spare child of the first one.
-    """
+    """Retire an old generation's children once a new one is ready, and those above the target: idle ones one by one."""
     ready = [slot for slot in live if slot.state in (SlotState.IDLE, SlotState.BUSY)]
     staying = [slot for slot in ready if not slot.retiring]
     old = [slot for slot in staying if slot.generation != pool.generation]

@@ -399,9 +399,13 @@ class Pool:
         self.note(level, why, signal=name, running=running, left=left, waits=waits, then=then)
 
     def fail(self, error: str, why: str, stack: str = "") -> None:
-        """Stop with exit status 1, and this error as the last word, after the `stack` of an app's import."""
+        """Stop with exit status 1, and this error as the last word, after the `stack` of an app's import.
+
+        A stop that is under way goes on, and jobs keep its grace.
+        """
         self.fatal, self.fatal_stack = error, stack
-        self.stop(why, level="error")
+        if not self.is_stopping:
+            self.stop(why, level="error")
 
     def note(self, level: str, event: str, **fields: Any) -> None:
         self.notes.append(Note(level, event, {k: v for k, v in fields.items() if v is not None}))

@@ -102,8 +102,8 @@ class BrokerRetry:
     def failed(self, error: BackendUnavailable | AccessRefused, call: str = "", *, holding: bool = False) -> None:
         """Note the failure of this kind of call, and wait before the next try; a stop cuts the wait short.
 
-        Raises `error` if it is a refusal, and no such call was ever answered: the settings are wrong. Not so while
-        leases are held (`holding`), so that the broker has let this pool in before.
+        Raises `error` if it is a refusal, and no such call was ever answered: the settings are wrong. Not so if leases
+        are held or were fetched (`holding`), so that the broker has let this pool in before.
         """
         refused = isinstance(error, AccessRefused)
         if refused and not holding and call not in self._let_in:

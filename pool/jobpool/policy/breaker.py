@@ -138,6 +138,7 @@ class Breakers:
         self._told_closed = closed
         self._lock = threading.Lock()
         self._open: set[str] = set()
+        self._keyless: set[str] = set()  # of which it was not a fetch, but the keys of what it brought, that failed
         self._breakers: dict[str, CircuitBreaker] = {}
 
     def allow(self, queue: str, now: float) -> bool:
@@ -154,11 +155,12 @@ class Breakers:
         with self._lock:
             return self._breakers[queue].wait(now)
 
-    def failed(self, queue: str, error: str, now: float) -> None:
-        """Note that a fetch from `queue` was not answered."""
+    def failed(self, queue: str, error: str, now: float, *, of_keys: bool = False) -> None:
+        """Note that a fetch from `queue` was not answered, or not what its messages need besides (`of_keys`)."""
         breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, self._make())
         with self._lock:
             breaker.failed(now)
+            (self._keyless.add if of_keys else self._keyless.discard)(queue)
             opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
             if opened:
                 self._open.add(queue)
@@ -177,7 +179,7 @@ class Breakers:
                 self._told_closed(queue)
 
     def answered(self, queues: Iterable[str], now: float) -> None:
-        """Note another answer about these queues: an open breaker lets its probe through at once."""
+        """Note another answer about these queues: an open breaker lets its probe through at once, but for the keys'."""
         with self._lock:
-            for queue in self._open.intersection(queues):
+            for queue in self._open.intersection(queues) - self._keyless:
                 self._breakers[queue].answered(now)

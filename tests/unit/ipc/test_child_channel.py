@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import resource
 import signal
 import socket
 import struct
@@ -47,6 +48,31 @@ def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read(
     assert os.read(reading, 1) == b""
     os.close(reading)
     assert not line.hand([(7, RUN)]), "nothing more is handed to it"
+    line.close()
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back() -> None:
+    line, reading = line_and_reader()
+    runs = [Run(nonce, 1, 0, 0, 0.0, bytes(size)) for nonce, size in ((7, 1), (8, 50_000), (9, 1))]
+    assert line.hand([(run.nonce, run.encode()) for run in runs]) == 3
+    with without_descriptors():
+        assert line.take_back() == {7}
+        assert list(line.handed) == [8, 9]
+        assert line.take_back() == frozenset()
+        assert line.take_rest() == {8, 9}, "of a dead child, whose own files are not needed any more"
+    os.close(reading)
     line.close()
 
 

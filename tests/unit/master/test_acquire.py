@@ -21,6 +21,7 @@ from jobpool.message.guards import Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, Expired, LostLease, NotRun, Outcome, Rejected
 from jobpool.message.settlement import Ack, Release
+from jobpool.policy.breaker import Breakers, CircuitBreaker
 from jobpool.policy.inspection import Inspected
 from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.settings import Settings
@@ -28,6 +29,10 @@ from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 
 TTL = 30.0
+
+
+def some_breakers() -> Breakers:
+    return Breakers(CircuitBreaker, lambda *_: None, lambda _: None)
 
 
 class UnsteadyKeys(MemoryKeys):
@@ -59,9 +64,10 @@ class Desk:
         self.stop = threading.Event()
         self.local_limits = LocalLimits(limits)
         self.told: list[list[Inspected]] = []
-        outage = BrokerRetry(inbox, self.stop)
+        outage, acquirer = BrokerRetry(inbox, self.stop), Acquirer(self.backend, limits)
+        self.breakers = some_breakers()
         self.admission = RetryingAcquirer(
-            self.backend, Acquirer(self.backend, limits), self.local_limits, TTL, outage, self.stop
+            self.backend, acquirer, self.local_limits, TTL, outage, self.breakers, self.stop
         )
 
     def fetch(self, *jobs: dict[str, Any]) -> list[Inspected]:
@@ -228,12 +234,39 @@ def test_what_needs_nothing_does_not_wait_for_the_others(desk: Desk) -> None:
     assert outcomes(rest) == [None]
 
 
-def test_leases_that_end_meanwhile_are_renewed_if_they_can_be(desk: Desk) -> None:
-    desk.keys.silent = 1
-    desk.keys.meanwhile = (lambda: desk.clock.advance(TTL + 1),)
+def given_back(desk: Desk, inspected: Inspected) -> None:
+    """It waits a little, and gives back what it may have been granted."""
+    assert isinstance(inspected.outcome, Contended)
+    assert 0.0 <= inspected.outcome.delay <= 2.0
+    assert inspected.lease.guards is not None
+    assert inspected.lease.expires_at > desk.now
+    assert desk.backend.settle_many([(inspected.lease, Release(begun=False))])
+
+
+def test_what_is_not_answered_in_half_a_lease_is_given_back_unharmed(inbox: Inbox) -> None:
+    desk = Desk(Limits(rates={QUEUE: 1}), inbox)
+    desk.keys.silent = 99
+    desk.keys.meanwhile = (lambda: desk.clock.advance(TTL / 3),)
+    [inspected] = desk.run({})
+    given_back(desk, inspected)
+    assert desk.keys.begins == 2, "nobody renews what waits here"
+    desk.keys.silent = 0
+    [again] = desk.run()
+    assert again.outcome is None, "the start that may have been counted is given back"
+
+
+def test_keys_that_stay_silent_open_the_breaker_of_their_queue_and_hold_up_no_other(desk: Desk) -> None:
+    desk.keys.silent = 99
     [inspected] = desk.run(KEYED)
-    assert inspected.outcome == LostLease(), "the memory broker renews no lease that has ended"
-    assert desk.keys.begins == 1
+    given_back(desk, inspected)
+    assert desk.keys.begins == 5, "not until half of the lease is over"
+    desk.breakers.answered([QUEUE], desk.now)
+    assert not desk.breakers.allow(QUEUE, desk.now), "an answer to something else tells nothing of the keys"
+    desk.clock.advance(2.0)
+    assert desk.breakers.allow(QUEUE, desk.now)
+    given_back(desk, *desk.run())
+    assert desk.keys.begins == 6, "one probe"
+    assert desk.breakers.wait(QUEUE, desk.now) == 4.0
 
 
 def test_a_stop_meanwhile_gives_everything_back_unharmed(inbox: Inbox) -> None:
@@ -258,10 +291,16 @@ class Keyless(MemoryBackend):
 def test_without_a_key_store_what_needs_it_is_rejected_and_the_rest_runs(desk: Desk, inbox: Inbox) -> None:
     keyless = Keyless(clock=desk.clock)
     admission = RetryingAcquirer(
-        keyless, Acquirer(keyless, Limits()), desk.local_limits, TTL, BrokerRetry(inbox, desk.stop), desk.stop
+        keyless,
+        Acquirer(keyless, Limits()),
+        desk.local_limits,
+        TTL,
+        BrokerRetry(inbox, desk.stop),
+        desk.breakers,
+        desk.stop,
     )
     found = desk.fetch({}, KEYED, ALONE)
-    rest, started = admission.admit(QUEUE, found, desk.told.append)
+    rest, started, _ = admission.admit(QUEUE, found, desk.told.append)
     plain, keyed, alone = outcomes(rest)
     assert started == 3
     assert plain is None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
+from jobpool.message.guards import Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended
 from jobpool.message.settlement import Ack, Release
@@ -23,6 +24,7 @@ from jobpool.policy.breaker import CircuitBreaker
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
+from jobpool_backends.memory.keys import MemoryKeys
 
 OTHER = "mails"
 
@@ -35,11 +37,14 @@ class Watched(MemoryBackend):
         self.fetches: Counter[str] = Counter()
         self.ids: dict[str, set[str]] = {QUEUE: set(), OTHER: set()}
         self.down: set[str] = set()
+        self.refused: set[str] = set()
         self.on_fetch: Callable[[], None] = lambda: None
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         self.fetches[queue] += 1
         self.on_fetch()
+        if queue in self.refused:
+            raise AccessRefused(f"no rights to {queue}")
         leases = super()._fetch(queue, limit, ttl, fetch_id)
         if queue in self.down:
             self.ids[queue].add(fetch_id)
@@ -47,11 +52,22 @@ class Watched(MemoryBackend):
         return leases
 
 
+class SilentKeys(MemoryKeys):
+    def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:  # noqa: ARG002
+        raise BackendUnavailable("its table is locked")
+
+
 class Desk:
     """A fetch thread, and a loop that says what it could take and settles what it is told to."""
 
-    def __init__(self, limits: Limits = Limits(), breaker: Callable[[], CircuitBreaker] = CircuitBreaker) -> None:  # noqa: B008
+    def __init__(
+        self,
+        limits: Limits = Limits(),  # noqa: B008
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
+        keys: type[MemoryKeys] = MemoryKeys,
+    ) -> None:
         self.backend, self.inbox = Watched(), Inbox()
+        self.backend._keys = keys(self.backend._turn, self.backend._store)
         queues = ((QUEUE, 1.0), (OTHER, 1.0))
         self.fetch_thread = FetchThread(
             self.backend, queues, 30.0, Inspector(EnvelopeSigner(), {}), self.inbox, limits, breaker
@@ -206,6 +222,39 @@ def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(desks: list[Desk]
     desk.fetch_thread.answered([QUEUE])
     desk.until_running(2)
     assert desk.events_of(ev.BreakerClosed) == [ev.BreakerClosed(QUEUE)]
+
+
+def test_a_refused_queue_that_a_reload_brings_does_not_end_a_pool_that_works(desks: list[Desk]) -> None:
+    desk = started(desks, Desk())
+    desk.backend.refused = {"new"}
+    desk.backend.enqueue_many(numbered(1))
+    desk.until_running(1)
+    desk.fetch_thread.serve_queues({QUEUE: 1.0, "new": 1.0})
+    wait_until(lambda: desk.turn() or desk.events_of(ev.BrokerSilent))
+    desk.backend.enqueue_many(numbered(1))
+    desk.until_running(2)
+    assert desk.events_of(ev.ThreadDied) == []
+
+
+def test_a_pool_that_is_refused_at_its_first_fetch_ends(desks: list[Desk]) -> None:
+    desk = Desk()
+    desk.backend.refused = {QUEUE, OTHER}
+    started(desks, desk)
+    wait_until(lambda: desk.turn() or desk.events_of(ev.ThreadDied))
+
+
+def test_keys_that_are_silent_hold_up_no_other_queue_though_fetches_are_answered(desks: list[Desk]) -> None:
+    desk = Desk(breaker=partial(CircuitBreaker, 3, 30.0), keys=SilentKeys)
+    desk.backend.enqueue_many([a_job(idempotency_key="k")])
+    started(desks, desk)
+    wait_until(lambda: desk.turn() or desk.refused)
+    assert desk.events_of(ev.BreakerOpened) == [ev.BreakerOpened(QUEUE, 30.0, "its table is locked")]
+    assert desk.events_of(ev.BrokerAnswered) == [], "the good fetches of meanwhile do not end this outage"
+    desk.backend.enqueue_many([a_job(queue=OTHER) for _ in range(5)])
+    desk.until_running(5)
+    desk.fetch_thread.answered([QUEUE])
+    desk.turn_for(0.2)
+    assert desk.refused == desk.backend.fetches[QUEUE] == 1
 
 
 def test_a_fetch_that_was_not_answered_is_made_again_under_its_id(desks: list[Desk]) -> None:

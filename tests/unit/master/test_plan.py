@@ -716,6 +716,23 @@ class TestStopping:
         assert stage.pool.stopping is Stopping.DRAIN
         assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
 
+    @pytest.mark.parametrize(
+        ("thread", "then"),
+        [
+            ("control", Stopping.DRAIN),
+            ("fetch", Stopping.DRAIN),
+            ("settle", Stopping.KILL),
+            ("renew", Stopping.KILL),
+        ],
+    )
+    def test_the_death_of_a_thread_that_is_not_needed_any_more_kills_no_job(self, thread: str, then: Stopping) -> None:
+        stage = Stage().boot()
+        stage.run("slow")
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        stage.tell(ev.ThreadDied(thread, "", "NOPERM"))
+        assert stage.pool.stopping is then
+        assert stage.pool.fatal == "NOPERM"
+
     def test_a_closed_terminal_begins_a_stop_and_never_kills(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("report")
@@ -867,13 +884,15 @@ class TestReload:
         assert {slot.generation for slot in stage.pool.slots.live} == {2}
         assert any(action.generation == 1 for action in of(stage.log, act.EndForkServer))
 
-    def test_a_second_reload_that_meets_the_spare_child_of_the_first_gets_through(self) -> None:
+    def test_a_second_reload_kills_the_spare_child_of_the_first_which_may_hang_at_its_start(self) -> None:
         stage = Stage(workers=2).boot()
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=2)  # its first child is starting
+        [hanging] = [action.slot for action in of(stage.load(generation=2), act.SpawnChild)]
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=3)
-        assert {slot.generation for slot in stage.pool.slots.live} == {1, 2}
+        assert [action.slot for action in of(stage.load(generation=3), act.KillChild)] == [hanging]
+        [spare] = [action.slot for action in of(stage.die(hanging, signal=signal.SIGKILL), act.SpawnChild)]
+        assert spare.generation == 3
+        assert stage.pool.boot.failures == 0
         for _ in range(6):
             stage.make_ready()
             for slot in [slot for slot in stage.pool.slots.live if slot.retiring]:

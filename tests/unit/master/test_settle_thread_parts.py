@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import ClassVar, TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -21,15 +21,24 @@ from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"
+E = TypeVar("E", bound=ev.Event)
 
 
 class HalfSilent(MemoryBackend):
-    """As a cluster without one of its masters: no call that touches `QUEUE` is answered."""
+    """As a cluster without one of its masters: no call that touches `QUEUE` is answered while it is `silent`."""
 
     capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, atomic_across_queues=False)
+    silent = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []  # (call id, settlements) of those to `QUEUE`
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        if any(lease.queue == QUEUE for lease, _ in settlements):
+        ours = [lease for lease, _ in settlements if lease.queue == QUEUE]
+        if ours:
+            self.calls.append((call_id, len(ours)))
+        if ours and self.silent:
             raise BackendUnavailable("silent")
         return super()._settle(settlements, brought, call_id)
 
@@ -49,39 +58,106 @@ def backend() -> HalfSilent:
     return HalfSilent()
 
 
+class Desk:
+    """A settle thread, and what it has told."""
+
+    def __init__(self, backend: HalfSilent, *queues: str) -> None:
+        self.inbox = Inbox()
+        self.settle_thread = SettleThread(backend, queues, 30.0, ReapPolicy(), self.inbox, 3600.0)
+        self.told: list[ev.Event] = []
+
+    def ack(self, *deliveries: Delivery) -> None:
+        self.settle_thread.settle([(delivery, Ack()) for delivery in deliveries])
+
+    def until(self, kind: type[E], count: int = 1) -> list[E]:
+        """Wait for events of a kind."""
+
+        def found() -> list[E]:
+            self.told += self.inbox.take()
+            return [event for event in self.told if isinstance(event, kind)]
+
+        wait_until(lambda: len(found()) >= count)
+        return found()
+
+    def until_acked(self, *deliveries: Delivery) -> None:
+        def acked() -> list[tuple[Delivery, Settled]]:
+            self.told += self.inbox.take()
+            told = [event for event in self.told if isinstance(event, ev.Answered)]
+            return [(delivery, answer) for event in told for delivery, _, answer in event.answers]
+
+        wait_until(lambda: all((delivery, Settled.OK) in acked() for delivery in deliveries))
+
+
 @pytest.fixture
-def until(backend: HalfSilent) -> Iterator[Callable[[type[ev.Event], list[Delivery]], ev.Event]]:
-    """Starts the thread with acks of these deliveries, and waits for the first event of a kind."""
-    inbox = Inbox()
-    settle_thread = SettleThread(backend, (QUEUE, OTHER), 30.0, ReapPolicy(), inbox, 3600.0)
-
-    def first(kind: type[ev.Event], deliveries: list[Delivery]) -> ev.Event:
-        settle_thread.settle([(delivery, Ack()) for delivery in deliveries])
-        settle_thread.start()
-        found: list[ev.Event] = []
-        wait_until(lambda: found.extend(e for e in inbox.take() if isinstance(e, kind)) or bool(found))
-        return found[0]
-
-    yield first
-    settle_thread.stop()
-    settle_thread.join(10.0)
-    inbox.close()
+def desk(backend: HalfSilent) -> Iterator[Desk]:
+    """A thread that runs, and asks the silent server for nothing but settlements."""
+    desk = Desk(backend, OTHER)
+    desk.settle_thread.start()
+    yield desk
+    backend.silent = False
+    desk.settle_thread.stop()
+    desk.settle_thread.join(10.0)
+    desk.inbox.close()
 
 
-def test_the_settlements_of_other_queues_do_not_wait_for_the_silent_one(
-    backend: HalfSilent, until: Callable[[type[ev.Event], list[Delivery]], ev.Event]
+def test_the_settlements_of_other_queues_do_not_wait_for_the_silent_one(backend: HalfSilent, desk: Desk) -> None:
+    silent, other, later = backend.held(QUEUE), backend.held(OTHER), backend.held(OTHER)
+    desk.ack(silent, other)
+    desk.until_acked(other)
+    wait_until(lambda: len(backend.calls) >= 3)
+    desk.ack(later)
+    desk.until_acked(later)
+    outages = ev.BrokerSilent | ev.BrokerAnswered
+    assert [type(event) for event in desk.told if isinstance(event, outages)] == [ev.BrokerSilent]
+    backend.silent = False
+    desk.until_acked(silent)
+    desk.until(ev.BrokerAnswered)
+
+
+def test_what_was_not_answered_is_called_again_under_its_id_and_what_came_later_follows_at_once(
+    backend: HalfSilent, desk: Desk
 ) -> None:
-    silent, other = backend.held(QUEUE, ttl=1.0), backend.held(OTHER)
-    answered = until(ev.Answered, [silent, other])
-    assert isinstance(answered, ev.Answered)
-    assert [(delivery, answer) for delivery, _, answer in answered.answers] == [(other, Settled.OK)]
+    first, *later = [backend.held(QUEUE) for _ in range(3)]
+    desk.ack(first)
+    wait_until(lambda: len(backend.calls) >= 2)
+    for delivery in later:
+        desk.ack(delivery)
+    tried = len(backend.calls)
+    wait_until(lambda: len(backend.calls) >= tried + 2)
+    assert len(set(backend.calls)) == 1, "one call a silent server, however much waits"
+    backend.silent = False
+    desk.until_acked(first, *later)
+    assert [count for _, count in dict.fromkeys(backend.calls)] == [1, 2]
 
 
-def test_the_other_queues_are_reaped(
-    backend: HalfSilent, until: Callable[[type[ev.Event], list[Delivery]], ev.Event]
-) -> None:
+def test_a_stop_settles_what_can_be_settled_beside_a_silent_queue(backend: HalfSilent, desk: Desk) -> None:
+    silent, other = backend.held(QUEUE), backend.held(OTHER)
+    desk.ack(silent)
+    wait_until(lambda: len(backend.calls) >= 2)
+    desk.settle_thread.stop()
+    desk.ack(other)
+    desk.until_acked(other)
+    assert desk.settle_thread.is_alive()
+    backend.silent = False
+    desk.until_acked(silent)
+    desk.settle_thread.join(10.0)
+    assert not desk.settle_thread.is_alive()
+
+
+def test_a_settlement_whose_lease_ends_meanwhile_is_given_up(backend: HalfSilent, desk: Desk) -> None:
+    silent = backend.held(QUEUE, ttl=0.3)
+    desk.ack(silent)
+    [given_up] = desk.until(ev.GivenUp)
+    assert given_up.deliveries == [silent]
+
+
+def test_the_other_queues_are_reaped(backend: HalfSilent) -> None:
     ended = backend.held(OTHER, ttl=0.05)
     wait_until(lambda: backend.clock.boot() > ended.lease.expires_at)
-    done = until(ev.ReapDone, [])
-    assert isinstance(done, ev.ReapDone)
+    desk = Desk(backend, QUEUE, OTHER)
+    desk.settle_thread.start()
+    [done] = desk.until(ev.ReapDone)
     assert [reaped.id for reaped in done.reaped] == [ended.lease.id]
+    desk.settle_thread.stop()
+    desk.settle_thread.join(10.0)
+    desk.inbox.close()
