@@ -282,9 +282,7 @@ def test_bulk_over_many_messages_ends(backend: QueueBackend) -> None:
 
 
 def test_every_check_has_a_name_and_what_is_bad_a_reason_and_a_mend(backend: QueueBackend) -> None:
-    found = backend.diagnose()
-    assert found
-    for finding in found:
+    for finding in backend.diagnose():
         assert re.fullmatch(r"[a-z]+(\.[a-z_-]+)+", finding.check), finding.check
         assert finding.found
         assert not finding.is_bad or finding.mend, finding

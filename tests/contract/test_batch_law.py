@@ -191,6 +191,7 @@ def test_a_move_is_no_end(backend: QueueBackend) -> None:
 
 
 @pytest.mark.spans
+@pytest.mark.needs("edits")
 def test_an_edited_member_is_one_still(backend: QueueBackend) -> None:
     opened(backend)
     ids = backend.enqueue_many(numbered(2, batch=BATCH))

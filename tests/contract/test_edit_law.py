@@ -89,6 +89,7 @@ def test_what_is_delayed_runs_now_in_its_place(harness: Harness) -> None:
     assert order(backend) == [delayed, waiting]
 
 
+@pytest.mark.needs("key_store")
 def test_a_done_job_has_ended_while_its_result_is_kept(harness: Harness) -> None:
     backend = harness.open()
     kept, unkept = backend.enqueue_many(numbered(2))

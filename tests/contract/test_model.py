@@ -274,6 +274,7 @@ class Comparison(SideBySide):
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> None:
         self.both(lambda backend: backend.bulk(where, verb, limit=limit))
 
+    @precondition(lambda self: "edits" not in self.harness.without)
     @rule(
         number=st.integers(0, 9),
         delay=st.none() | steps,

@@ -6,7 +6,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.harness import Harness, SyncHarness
+from support.harness import Harness
+from support.harnesses.embedded import SyncHarness
 from support.jobs import QUEUE, a_job, at
 
 from jobpool.broker.backend import QueueBackend

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from msgspec.structs import replace
 
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import Finding
 from jobpool.broker.values import (
     Capabilities,
     Existing,
@@ -29,6 +32,8 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError, Unsupported
 from jobpool.message.lease import JobLease
 from jobpool_backends.memory import MemoryBackend
+from support.harnesses.base import Opener
+from support.harnesses.embedded import MemoryHarness
 
 
 class OwnLeases(MemoryBackend):
@@ -79,6 +84,44 @@ class Breakable(MemoryBackend):
         self.looks += 1
         broken, self._broken = self._broken, []
         return broken
+
+
+class Plain(MemoryBackend):
+    """It has the parts without defaults, and no others. `PlainHarness` is what an author of such a backend writes."""
+
+    scheme: ClassVar[str] = "plain"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    _edits = None  # type: ignore[assignment]
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        self._keys = self._claims = self._results = self._batches = self._evicted = None
+
+    @classmethod
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        options.pop("timeout", None)
+        if options:
+            raise ConfigurationError(f"{url} has no options, such as {', '.join(options)}")
+        return cls(**common)
+
+    def diagnose(self) -> list[Finding]:
+        return []
+
+
+class PlainHarness(MemoryHarness):
+    capabilities = Plain.capabilities
+    without = ("edits", "dead_caps")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._backend = Plain(clock=self.clock)
+
+    def connect(self, **options: Any) -> QueueBackend:
+        return Plain.from_url("plain://", clock=self.clock, **options) if options else self._backend
+
+    def opener(self) -> Opener:
+        live = Plain()
+        return lambda: live
 
 
 LITTLE = Capabilities(

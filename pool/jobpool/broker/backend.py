@@ -112,7 +112,8 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
-        raise NotImplementedError  # `common`: arguments of `QueueBackend`
+        del url, options, common  # `common`: arguments of `QueueBackend`
+        raise ConfigurationError(f"{cls.__module__}:{cls.__qualname__} has no _open, which opens its URL")
 
     @classmethod
     def missing(cls, url: str) -> str:  # noqa: ARG003 - most brokers are there, or do not answer
@@ -422,8 +423,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def check_edits(self, *, moves: bool) -> parts.Edits:
         """Return the part that edits. Raises `Unsupported`: the broker has none, or cannot move what waits."""
         if self._edits is None or not self.capabilities.keeps_records:
-            why = "changes no job that waits (Capabilities.keeps_records)"
-            raise Unsupported(f"{self.scheme}:// {why}: enqueue it again as it should be")
+            raise Unsupported(f"{self.scheme}:// changes no job that waits: enqueue it again as it should be")
         if moves and not self.capabilities.atomic_across_queues:
             why = "moves no job that waits to another queue (Capabilities.atomic_across_queues)"
             raise Unsupported(f"{self.scheme}:// {why}: cancel it, and enqueue it there")

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,7 @@ logger = logging.getLogger("jobpool")
 
 GROUP = "jobpool.backends"
 HOME = "jobpool_backends"  # the package of our own ones, with a table of their `PLACES`
+AUTHORS = "see docs/backends.md#writing-your-own"
 
 LOCAL = frozenset({"sqlite", "memory", "sync"})
 """Schemes of brokers that only this machine's users reach; on the others unsigned messages deserve a warning."""
@@ -79,13 +81,40 @@ def open_backend(
     if timeout is not None:
         options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
-    if state:
-        try:
+    try:
+        _check_parts(url, backend)
+        if state:
             backend.lend(open_backend(state, clock=clock))
-        except BaseException:
-            backend.close()
-            raise
+    except BaseException:
+        backend.close()
+        raise
     return backend
+
+
+def _check_parts(url: str, backend: QueueBackend) -> None:
+    """Raise `ConfigurationError`: the author of this backend has left out something that has no default."""
+    lacking = {name for name in QueueBackend.__annotations__ if not hasattr(backend, name)}
+    if "capabilities" in lacking or not backend.capabilities.transactions:
+        lacking.discard("_enqueue_in")
+    if not hasattr(backend, "signer"):
+        lacking.add("super().__init__(…)")
+    if lacking:
+        place, parts = f"{type(backend).__module__}:{type(backend).__qualname__}", ", ".join(sorted(lacking))
+        raise ConfigurationError(f"backend {scheme_of(url)}:// ({place}) lacks {parts}: {AUTHORS}")
+
+
+def faulty_package(error: BaseException) -> str:
+    """Return the package to which an error that nobody foresaw is to be reported.
+
+    That of a backend that is not ours, if its code is on the way to the error; else `jobpool`.
+    """
+    kinds: list[type] = [QueueBackend]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    foreign = {kind.__module__.partition(".")[0] for kind in kinds} - {"jobpool", HOME}
+    frames = traceback.walk_tb(error.__traceback__)
+    passed = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
+    return next((package for package in passed if package in foreign), "jobpool")
 
 
 def _split_state(url: str) -> tuple[str, str]:
@@ -288,11 +317,18 @@ def _place(url: str) -> str:
 
 
 def _backend_class(url: str) -> Any:
-    module, _, name = _place(url).partition(":")
+    place = _place(url)
+    module, _, name = place.partition(":")
     try:
-        return getattr(import_module(module), name)
+        found = getattr(import_module(module), name)
     except ImportError as error:
         raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from None
+    except Exception as error:  # its module's own
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"the backend for {redact(url)} ({place}) cannot be imported: {told}") from error
+    if not hasattr(found, "from_url"):
+        raise ConfigurationError(f"the backend for {redact(url)} ({place}) is not a QueueBackend: {AUTHORS}")
+    return found
 
 
 SERVICEBUS = "azure-servicebus>=7.15,<7.16"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 
-FAULT = "A fault in jobpool; -vv shows where: please report it."
+FAULT = "A fault in {}; -vv shows where: please report it."
 OUT_OF_THREADS = (
     "the system refuses a thread or memory: raise the limit of processes and threads (TasksMax= under systemd,"
     " --pids-limit of a container, `ulimit -u`) or of memory (`ulimit -v`)"
@@ -354,7 +354,9 @@ def explained(error: Exception) -> tuple[int, str, str]:
         return FAILED, f"{error.filename}: {error.strerror}", ""
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         return FAILED, OUT_OF_THREADS, ""
-    return FAILED, f"unexpected {type(error).__name__}: {error}", FAULT
+    from jobpool.broker.opening import faulty_package  # a verb that does not fail may have no use for it
+
+    return FAILED, f"unexpected {type(error).__name__}: {error}", FAULT.format(faulty_package(error))
 
 
 @contextmanager
@@ -369,7 +371,7 @@ def logged_failure(log_format: str, event: str) -> Iterator[None]:
             raise
         code, sentence, hint = explained(error)
         stacks = "\n".join(getattr(error, "__notes__", ()))
-        trace = stacks or (traceback.format_exc() if hint == FAULT else "")
+        trace = stacks or (traceback.format_exc() if hint and code == FAILED else "")
         fields = {"error": sentence} | ({"trace": trace} if trace else {})
         log.critical("the app does not load" if stacks else event, extra={"fields": fields})
         raise click.exceptions.Exit(code) from None

@@ -63,7 +63,8 @@ def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
         pool.note("critical", "the broker refuses what the pool cannot do without", error=event.error)
         pool.fail(event.error, "stopping after a refusal")
     else:
-        pool.note("critical", "a thread of the master failed: a fault in jobpool, please report it", trace=event.trace)
+        report = f"a fault in {event.package}, please report it"
+        pool.note("critical", f"a thread of the master failed: {report}", trace=event.trace)
         what = f"the {event.name} thread of the master failed; leases it held come back when they expire"
         pool.fail(what, "stopping after a fault")
 

@@ -244,3 +244,4 @@ class ThreadDied(Event):
     name: str
     trace: str
     error: str = ""
+    package: str = "jobpool"  # whose fault it is, as far as can be told

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import faulty_package
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.master.events import (
     BrokerAnswered,
@@ -79,7 +80,7 @@ class MasterThread(threading.Thread, ABC):
             self.serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
             said = str(error) if isinstance(error, JobpoolError) else ""
-            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), said))
+            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), said, faulty_package(error)))
 
 
 class BrokerRetry:

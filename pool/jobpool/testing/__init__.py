@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jobpool.testing.context import RecordedContext, context
     from jobpool.testing.faults import POINTS, BrokerDown, Crash, Fault, LoseLease, Point, Timeout
     from jobpool.testing.pool import VirtualPool
+    from jobpool.testing.recorded import RecordedContext, context
     from jobpool.testing.worker import Run
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "context",
 ]
 
-_HOME = {"RecordedContext": "context", "Run": "worker", "VirtualPool": "pool", "context": "context"}
+_HOME = {"RecordedContext": "recorded", "Run": "worker", "VirtualPool": "pool", "context": "recorded"}
 
 
 def __getattr__(name: str) -> Any:

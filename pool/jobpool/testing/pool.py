@@ -203,11 +203,12 @@ class VirtualPool:
         self.backend.close()
 
     def __enter__(self) -> Self:
+        self._outer = producer.chosen()
         producer.set_default(self.jobs)
         return self
 
     def __exit__(self, *_: object) -> None:
-        producer.set_default(None)
+        producer.set_default(self._outer)
         self.close()
 
     def __repr__(self) -> str:

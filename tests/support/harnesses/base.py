@@ -30,12 +30,14 @@ class Harness(ABC):
     """One empty store.
 
     Attributes:
-        capabilities: Of the backend; tests are left out by its fields and by nothing else.
+        capabilities: Of the backend; tests are left out by its fields and by `without`.
+        without: The promises that the contract leaves to it, and it does not keep: `edits`, `dead_caps`.
         tick: The shortest time, in seconds, that `advance` can tell apart.
         folder: A private directory.
     """
 
     capabilities: ClassVar[Capabilities]
+    without: ClassVar[tuple[str, ...]] = ()
     tick: ClassVar[float] = 1e-6
 
     def __init__(self, folder: Path) -> None:

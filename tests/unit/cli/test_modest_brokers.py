@@ -292,5 +292,5 @@ def test_an_edit_is_refused_in_a_sentence_and_changes_nothing(ask: Ask, broker: 
     for words in ((ident, "--now"), ("queue:reports", "-p", "1", "--yes"), ("--all", "--move", "default", "--dry-run")):
         result = ask("edit", *words)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "modest:// changes no job that waits (Capabilities.keeps_records)" in result.stderr
+        assert "modest:// changes no job that waits: enqueue it again" in result.stderr
     assert broker.stats("reports").waiting == 1

@@ -21,16 +21,20 @@ from jobpool.broker.opening import (
     _split_state,
     default_signer,
     default_url,
+    faulty_package,
     open_backend,
     redact,
     scheme_of,
 )
+from jobpool.cli.main import explained
 from jobpool.client.jobs import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.settings import Settings, load
+from jobpool_backends.memory import MemoryBackend
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +140,69 @@ def test_a_backend_that_is_broken_says_how(monkeypatch: pytest.MonkeyPatch) -> N
     installed(monkeypatch, EntryPoint("odd", "jobpool_backends.nowhere:Odd", "jobpool.backends"))
     with pytest.raises(ConfigurationError, match=r"cannot be imported: No module named 'jobpool_backends.nowhere'"):
         open_backend("odd://host")
+
+
+AUTHORED = """
+import jobpool
+
+class Hollow(jobpool.QueueBackend):
+    @classmethod
+    def _open(cls, url, options, **common):
+        return cls(**common)
+
+class Rude(Hollow):
+    scheme, capabilities = "rude", jobpool.Capabilities(transactions=True)
+    _enqueue = _fetch = _wait_any = _settle = _renew = _bulk = _inspector = None
+    def __init__(self, **common):
+        pass
+
+class Shut(jobpool.QueueBackend):
+    pass
+
+class Nothing:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (
+            "authored:Hollow",
+            "backend mine:// (authored:Hollow) lacks _bulk, _enqueue, _fetch, _inspector, _reap, _renew, _settle,"
+            " _wait_any, capabilities, scheme: see docs/backends.md#writing-your-own",
+        ),
+        ("authored:Rude", "(authored:Rude) lacks _enqueue_in, _reap, super().__init__(…): see"),
+        ("authored:Shut", "authored:Shut has no _open"),
+        ("authored:Nothing", "(authored:Nothing) is not a QueueBackend: see"),
+        ("authored:Absent", "(authored:Absent) cannot be imported: AttributeError: module 'authored' has no attribute"),
+        ("unfinished:Absent", "(unfinished:Absent) cannot be imported: SyntaxError: "),
+    ],
+)
+def test_what_an_author_left_out_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, told: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "authored.py").write_text(AUTHORED)
+    (tmp_path / "unfinished.py").write_text("class Absent(:")
+    installed(monkeypatch, EntryPoint("mine", place, "jobpool.backends"))
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        open_backend("mine://host")
+
+
+class Faulty(MemoryBackend):
+    """One that is not ours, with a fault."""
+
+    def lost(self) -> list[JobLease]:
+        raise ZeroDivisionError
+
+
+def test_a_fault_is_that_of_the_backend_whose_code_it_passed() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        Faulty().lost()
+    for error, package in ((caught.value, __name__), (ZeroDivisionError(), "jobpool")):
+        assert faulty_package(error) == package
+        assert explained(error)[2] == f"A fault in {package}; -vv shows where: please report it."
 
 
 def test_scheme() -> None:

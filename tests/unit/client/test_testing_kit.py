@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -305,6 +306,32 @@ def test_as_a_context_it_takes_what_any_jobs_without_a_url_enqueues(tmp_path: Pa
             assert len(pool.run_all()) == 3
         assert real.stats().waiting == 1
     assert producer.chosen() is None
+
+
+def test_after_an_inner_pool_the_outer_one_takes_what_handlers_enqueue() -> None:
+    registry = HandlerRegistry()
+    handler = registry.handler("report")(lambda _: None)
+    with VirtualPool(registry) as outer:
+        with VirtualPool(registry) as inner:
+            handler.enqueue()
+        handler.enqueue()
+        assert [len(pool.waiting()) for pool in (outer, inner)] == [1, 1]
+    assert producer.chosen() is None
+
+
+def test_whatever_is_imported_first_no_name_of_the_kit_is_a_module() -> None:
+    program = """
+        import sys, types
+        from itertools import permutations
+        import jobpool.testing
+        for pair in permutations(jobpool.testing.__all__, 2):
+            for module in [name for name in sys.modules if name.startswith("jobpool.testing")]:
+                del sys.modules[module]
+            import jobpool.testing
+            for name in pair:
+                assert not isinstance(getattr(jobpool.testing, name), types.ModuleType), pair
+    """
+    subprocess.run([sys.executable, "-c", dedent(program)], check=True, timeout=60)
 
 
 # --- faults -----------------------------------------------------------------------------------------------

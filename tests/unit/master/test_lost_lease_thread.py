@@ -14,6 +14,7 @@ from jobpool.master.deadlines import next_due
 from jobpool.master.inbox import Inbox
 from jobpool.master.on_messages import REMEMBER_BROKEN_S
 from jobpool.master.threads import LostLeaseThread
+from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason
 from jobpool.message.settlement import Ack, Settled
 from jobpool.policy.inspection import Inspected
@@ -43,6 +44,23 @@ def test_the_thread_tells_of_each_once(inbox: Inbox) -> None:
         losses.stop()
         losses.join(10.0)
     assert told == [ev.LeasesBroke(leases)]
+
+
+class Faulty(Breakable):
+    """One that is not ours, with a fault."""
+
+    def lost(self) -> list[JobLease]:
+        raise ZeroDivisionError
+
+
+def test_a_fault_of_a_backend_that_is_not_ours_is_not_told_as_ours(inbox: Inbox) -> None:
+    losses = LostLeaseThread(Faulty(), inbox)
+    losses.start()
+    losses.join(10.0)
+    [died] = inbox.take()
+    stage = Stage(workers=1).boot()
+    stage.tell(died)
+    assert notes(stage, f"a thread of the master failed: a fault in {__name__}, please report it")
 
 
 def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it() -> None:
