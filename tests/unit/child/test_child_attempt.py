@@ -421,9 +421,11 @@ def test_a_loop_is_kept_with_the_connections_of_an_app_unless_its_threads_were_u
 
 
 def test_a_program_that_has_run_a_coroutine_ends_without_a_word() -> None:
+    """Its modules go before the loop where asyncio is imported last."""
     code = (
-        "import asyncio\nfrom jobpool.handlers import event_loop\n"
-        "async def job(): await asyncio.sleep(0.001)\nevent_loop.awaited(job())\n"
+        "import jobpool\n@jobpool.handler\nasync def job(): pass\n"
+        "schedules = jobpool.Scheduler()\nschedules.define('job')\n"
+        "jobpool.CronRunner(schedules, jobpool.open_backend('memory://')).run()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60.0, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
