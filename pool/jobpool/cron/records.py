@@ -1,13 +1,15 @@
 """The memory of one scheduler, and the records of all for one another and for people, in the broker's key store.
 
 A record is a hint. The unique enqueue, or the right to run it, decides whether an instant has been fired, and a record
-is written only after that. So with a lost or old record a scheduler tries again what was done, which does nothing. A
-record must never be newer than the truth: then a firing would be lost.
+is written only after that. So with a lost or old record a scheduler tries again what was done, which does nothing while
+the broker knows that firing. That is a day; for a job with an idempotency key ten minutes, or longer
+(`idempotency_ttl`). So a record that could not be written is written later, and one that was lost is written by those
+who came second. A record must never be newer than the truth: then a firing would be lost.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +22,15 @@ from msgspec.structs import replace
 from jobpool.broker.key_store import KeyStore, all_records
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable
+from jobpool.message.definition import rfc3339
 from jobpool.message.guards import LONGEST_KEPT, Rate
 
 SPACE = "cron"  # where the records, and the rights to run inline, are kept
 MEMORY = 86400.0  # seconds for which it is remembered who has the right to run an instant inline
 TOLD_FOR = 3600.0
-"""Seconds for which it is remembered who may say that he fired what is enqueued: nothing hangs on that but logs."""
+"""Seconds for which it is remembered of what is enqueued who says so, and that no other release may run it inline."""
+
+QUEUED = "queued"  # the common token of all schedulers that enqueue an instant, and do not run it inline
 
 MOST = 10_000  # records that are read at once
 AHEAD = timedelta(minutes=5)
@@ -37,8 +42,12 @@ SILENT_MEND = (
     " the schedule another name"
 )
 
+SAME_NAME = "a schedule was fired as another job"
+SAME_NAME_MEND = "if another app on this broker has a schedule of this name, give one of them another, .named(…)"
+
 BEHIND = 5.0  # seconds of lateness at which a scheduler reads again what others have done meanwhile
 
+log = logging.getLogger("jobpool.cron")
 
 Moment = Annotated[datetime, Meta(tz=True)]
 
@@ -62,6 +71,8 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
     next: Moment | None = None  # the instant after `seen`, as that scheduler's app has it
     id: str | None = None  # of the message that was enqueued; None = it ran inline
     failed: bool = False  # it ran inline and failed, or was not fired at `seen`: held back, say, by one that failed
+    handler: str | None = None  # of the job that was fired at `last`
+    queue: str | None = None  # the queue of that job; None = it ran inline
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self | None:
@@ -103,6 +114,10 @@ class Memory:
         self._keys = keys
         self._token = secrets.token_hex(16)
         self._has_read = False
+        self._untold: dict[str, Record] = {}
+        self._is_silent = False
+        self._lost: dict[str, datetime] = {}
+        self._warned: set[str] = set()
 
     def __getitem__(self, planned: Planned) -> State:
         return self._states[planned.name]
@@ -114,15 +129,43 @@ class Memory:
         state.next = planned.schedule.next(seen)
 
     def read(self, now: datetime) -> None:
-        """Take in the records, at the first time and after having been away. If it raises, nothing has changed."""
-        behind = any(state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values())
-        if self._keys is None or (self._has_read and not behind):
+        """Take in the records, at the first time and after having been away. If it raises, nothing has changed.
+
+        And tell what could not be told before.
+        """
+        if self._keys is None:
             return
-        for name, record in load(self._keys, self.planned).items():
+        behind = any(state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values())
+        behind = behind or not self._has_read
+        known = load(self._keys, self.planned) if behind or self._lost else {}
+        for name, record in known.items() if behind else ():
             seen = self._states[name].seen
             if seen is None or record.seen > seen:
                 self.note_seen(self.planned[name], record.seen)
-        self._has_read = True
+        self._look_at_lost(known)
+        self._has_read, self._is_silent = True, False
+        self.tell({})
+
+    def note_lost(self, planned: Planned, at: datetime) -> None:
+        """Note that another scheduler was first at this instant: its record is looked at with the next turn."""
+        if self._keys is not None:
+            self._lost[planned.name] = at
+
+    def _look_at_lost(self, known: Mapping[str, Record]) -> None:
+        """Write the record that the first one has not written; warn once if that one fires another job by this name."""
+        lost, self._lost = self._lost, {}
+        for name, at in lost.items():
+            other, job = known.get(name), self.planned[name].definition
+            if other is None or other.seen < at:
+                if job.queue is not None:  # what runs inline may not have ended yet
+                    self._untold.setdefault(name, Record(at, next=self.planned[name].schedule.next(at)))
+            elif not other.handler or not other.last or other.last < at:  # it was not fired, or by an older version
+                continue
+            elif (other.handler, other.queue) != (job.handler, job.queue) and name not in self._warned:
+                self._warned.add(name)
+                theirs = f"{other.handler} {f'in {other.queue}' if other.queue else 'inline'}"
+                fields = {"schedule": name, "at": rfc3339(other.last), "fired": theirs, "mend": SAME_NAME_MEND}
+                log.warning(SAME_NAME, extra={"fields": fields})
 
     def ended_well(self, planned: Planned, newest: datetime) -> bool | None:
         """Return how the run of an inline job at this instant, or a later one, ended in any scheduler; None: not yet.
@@ -137,29 +180,51 @@ class Memory:
         record = self._get(self._keys, planned.name)
         return None if record is None or record.seen < newest else not record.failed
 
-    def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
-        """Tell of each key if this scheduler is the one that fires: of all that ask within `seconds`, one is.
+    def may_run(self, key: str) -> bool:
+        """Take the right to run a firing inline: of all that ask within a day, one gets it."""
+        return self._win([f"cron:{key}"], MEMORY, self._token)[0]
 
-        Asked again by the same scheduler, the answer is the same: a lost reply does no harm. One round trip. Raises
-        `BackendUnavailable`.
+    def may_enqueue(self, keys: Sequence[str]) -> list[bool]:
+        """Tell of each firing if it may be enqueued: not if a scheduler of another release has run it inline.
+
+        All schedulers that enqueue it may; the enqueue decides between them.
+        """
+        return self._win([f"cron:{key}" for key in keys], TOLD_FOR, QUEUED)
+
+    def is_first(self, keys: Sequence[str]) -> list[bool]:
+        """Tell of each firing that is enqueued if this scheduler is the one to say so: of all that ask, one is.
+
+        Asked after the enqueue: a note before it, and then a crash, would lose the firing.
+        """
+        return self._win([f"told:{key}" for key in keys], TOLD_FOR, self._token)
+
+    def _win(self, names: Sequence[str], seconds: float, token: str) -> list[bool]:
+        """Tell of each name if `token` is the first. One round trip. Raises `BackendUnavailable`.
+
+        Asked again, the answer is the same: a lost reply does no harm.
         """
         if self._keys is None:
-            return [True] * len(keys)
-        rates = [Rate(f"cron:{key}", 1, seconds) for key in keys]
-        return [after == 0.0 for after in self._keys.take_many(SPACE, rates, self._token)]
+            return [True] * len(names)
+        rates = [Rate(name, 1, seconds) for name in names]
+        return [after == 0.0 for after in self._keys.take_many(SPACE, rates, token)]
 
-    def tell(self, records: Mapping[str, Record], *, first: bool = False) -> None:
+    def tell(self, records: Mapping[str, Record]) -> None:
         """Leave records for others, but where one has seen more. Two round trips.
 
-        Where that fails, they try what is done already, which does nothing. Between the two another scheduler may write
-        a newer one, which is then put back by this one: see the module. `first`: of schedules that had none; what is
-        missed from here on is made up for.
+        Where that fails, they are told with the next turn, and until then others try what is done already. Between the
+        two another scheduler may write a newer one, which is then put back by this one: see the module.
         """
-        if self._keys is not None and records:
-            with contextlib.suppress(BackendUnavailable):
-                newer = records if first else self._newer(self._keys, records)
+        if self._keys is None:
+            return
+        self._untold |= records
+        if self._untold and not self._is_silent:
+            try:
+                newer = self._newer(self._keys, self._untold)
                 data = {name: json.encode(record) for name, record in newer.items()}
                 self._keys.put_records(SPACE, data, LONGEST_KEPT)
+                self._untold = {}
+            except BackendUnavailable:  # each call that is made in vain takes as long as a call may
+                self._is_silent = True
 
     def _newer(self, keys: KeyStore, records: Mapping[str, Record]) -> dict[str, Record]:
         known = {name: self._get(keys, name) for name in records} if len(records) == 1 else load(keys, records)
@@ -169,6 +234,8 @@ class Memory:
             if other is not None and other.seen > record.seen:
                 continue
             if other is not None and not record.last:
+                if other.seen == record.seen:
+                    continue
                 record = replace(other, seen=record.seen, next=record.next, failed=record.failed)
             newer[name] = record
         return newer

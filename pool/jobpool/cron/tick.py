@@ -15,7 +15,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
 from jobpool.client.worker import JobFailedError, run_inline
 from jobpool.cron.firing import MOMENT, Due, Firing, FiringStatus, decide, firing_key
-from jobpool.cron.records import TOLD_FOR, Memory, Owner, Record
+from jobpool.cron.records import BEHIND, Memory, Owner, Record
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
@@ -32,7 +32,7 @@ MAX_STACK_BYTES = 6 * 1024
 
 Waiting = tuple[Planned, Due, JobDefinition, str]  # a firing that waits to be enqueued with others, and its key
 ENQUEUED_AT_ONCE = 1000
-"""Firings that are enqueued together: three or four round trips for all of them, and one transaction of some 50 ms."""
+"""Firings that are enqueued together: four or five round trips for all of them, and one transaction of some 50 ms."""
 
 
 class Means(Struct, frozen=True):
@@ -111,6 +111,7 @@ class Tick:
         self._new: dict[str, Record] = {}
         self._batch: list[Waiting] = []
         self.now = clock()
+        self._read_at: datetime | None = self.now  # None: what others have done could not be read again
         # Where a schedule begins that nobody has met: with the minute of this turn, even if it fires later.
         self._beginning = self.now.replace(second=0, microsecond=0) - MOMENT
         self.firings: list[Firing] = []
@@ -121,7 +122,7 @@ class Tick:
         for planned in plan:
             self._attend(planned)
         self._flush()
-        self._memory.tell(self._new, first=True)
+        self._memory.tell(self._new)
 
     def _attend(self, planned: Planned) -> None:
         state = self._memory[planned]
@@ -129,7 +130,7 @@ class Tick:
             self._memory.note_seen(planned, self._beginning)
             if self._means.serves(planned):
                 self._new[planned.name] = Record(self._beginning, next=state.next)
-        if state.next is None or state.next > self.now or self._stopped():
+        if not (self._is_due(planned) and self._is_fresh() and self._is_due(planned)) or self._stopped():
             return
         due = decide(planned.schedule, planned.misfire, last=state.seen, now=self.now, grace=self._means.grace)
         if not self._means.serves(planned):
@@ -148,6 +149,26 @@ class Tick:
                 self._memory.note_seen(planned, newest)
                 self._memory.tell({planned.name: Record(newest, next=state.next)})
             self._fire_due(planned, due)
+
+    def _is_due(self, planned: Planned) -> bool:
+        due = self._memory[planned].next
+        return due is not None and due <= self.now
+
+    def _is_fresh(self) -> bool:
+        """Read again what others have done, where a job that ran here took long: they may have fired what is due.
+
+        False: the broker does not answer, and what is left of this turn is left to the next one.
+        """
+        if self._read_at is None:
+            return False
+        now = self._clock()
+        if (now - self._read_at).total_seconds() > BEHIND:
+            try:
+                self._memory.read(now)
+                self._read_at = now
+            except BackendUnavailable as error:
+                self.silent[None], self._read_at = str(error), None
+        return self._read_at is not None
 
     def _may_wait(self, planned: Planned, due: Due) -> Waiting | None:
         """Return the firing, if it can be enqueued with others; None: it is dealt with by itself, in its order.
@@ -180,11 +201,17 @@ class Tick:
             self._fire_due(planned, due)
 
     def _enqueue_all(self, waiting: Sequence[Waiting]) -> None:
-        ids = self._means.backend.enqueue_many_once([(definition, key) for _, _, definition, key in waiting])
-        won = self._memory.win([key for *_, key in waiting], TOLD_FOR)
+        may = self._memory.may_enqueue([key for *_, key in waiting])
+        allowed = [(definition, key) for (_, _, definition, key), mine in zip(waiting, may, strict=True) if mine]
+        ids = iter(self._means.backend.enqueue_many_once(allowed))
+        first = iter(self._memory.is_first([key for _, key in allowed]))
         records: dict[str, Record] = {}
-        for (planned, due, definition, key), ident, mine in zip(waiting, ids, won, strict=True):
-            firing = self._enqueued(planned, definition, due.fire[0], key, ident, mine)
+        for (planned, due, definition, key), mine in zip(waiting, may, strict=True):
+            at = due.fire[0]
+            if mine:
+                firing = self._enqueued(planned, definition, at, key, next(ids), next(first))
+            else:
+                firing = self._firing(planned, at, FiringStatus.ALREADY)
             self.firings.append(firing)
             records |= self._note_fired(planned, firing)
             self._memory.note_seen(planned, due.last)
@@ -209,14 +236,16 @@ class Tick:
         self._memory.note_seen(planned, firing.at)
         self._new.pop(planned.name, None)
         if firing.status is FiringStatus.ALREADY:
+            self._memory.note_lost(planned, firing.at)
             return {}
         state, at = self._memory[planned], firing.at
         failed = firing.status is not FiringStatus.FIRED
         state.ended = at, not failed
         if failed and firing.took is None:
             return {planned.name: Record(at, next=state.next, failed=True)}
-        late, owner = firing.lateness, self._means.owner
-        return {planned.name: Record(at, at, self._clock(), late, owner, state.next, firing.id, failed)}
+        late, owner, job = firing.lateness, self._means.owner, planned.definition
+        fields = at, at, self._clock(), late, owner, state.next, firing.id, failed, job.handler, job.queue
+        return {planned.name: Record(*fields)}
 
     def _fire(self, planned: Planned, at: datetime, since: datetime) -> Firing:
         key, queue = firing_key(planned.name, at), planned.definition.queue
@@ -227,11 +256,12 @@ class Tick:
                 return held
             definition = for_instant(planned.entry.definition(), at)
             if not planned.is_inline:
+                if not self._memory.may_enqueue([key])[0]:
+                    return self._firing(planned, at, FiringStatus.ALREADY)
                 ident = self._means.backend.enqueue_once(definition, key)
-                # After the enqueue: a note before it, and then a crash, would lose the firing.
-                won = ident != once_id(key) or self._memory.win([key], TOLD_FOR)[0]
-                return self._enqueued(planned, definition, at, key, ident, won)
-            if not self._memory.win([key])[0]:
+                first = ident != once_id(key) or self._memory.is_first([key])[0]
+                return self._enqueued(planned, definition, at, key, ident, first)
+            if not self._memory.may_run(key):
                 return self._firing(planned, at, FiringStatus.ALREADY)
             definition = replace(definition, identifier=once_id(key))
             return self._means.run_inline(planned.name, definition, at, self._late(at))
@@ -244,12 +274,12 @@ class Tick:
             return self._firing(planned, at, FiringStatus.FAILED, f"{type(error).__name__}: {error}")
 
     def _enqueued(
-        self, planned: Planned, definition: JobDefinition, at: datetime, key: str, ident: str, won: bool
+        self, planned: Planned, definition: JobDefinition, at: datetime, key: str, ident: str, is_first: bool
     ) -> Firing:
         if ident != once_id(key):
             why = f"message {ident} has its unique key {definition.idempotency_key!r}"
             return self._firing(planned, at, FiringStatus.SKIPPED, why)
-        return self._firing(planned, at, FiringStatus.FIRED if won else FiringStatus.ALREADY, ident=ident)
+        return self._firing(planned, at, FiringStatus.FIRED if is_first else FiringStatus.ALREADY, ident=ident)
 
     def _held_back(self, planned: Planned, at: datetime, since: datetime) -> Firing | None:
         """Return why it may not fire, or not yet, because of what it depends on; None: it may."""

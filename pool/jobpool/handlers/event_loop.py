@@ -9,6 +9,7 @@ called from the signal handler), and nothing waits for a task that swallowed it.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -108,3 +109,6 @@ def close() -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
+
+
+atexit.register(close)  # of the main thread, while asyncio can still do it

@@ -29,6 +29,7 @@ from jobpool.message.units import format_duration
 
 SILENT_AFTER_S = 60.0  # seconds without a turn after which it hangs: a turn is some calls to the broker, with timeouts
 END_LIMIT_S = 5.0  # seconds in which one that runs no job ends, once it was asked to
+QUEUE_MEND = "give the schedule a queue: then its job can neither hold up nor end the others, and has a hard timeout"
 
 
 class SchedulerStarted(Event):
@@ -106,8 +107,7 @@ def _watch(pool: Pool, one: Scheduler, now: float, actions: list[Action]) -> Non
         actions.append(SignalScheduler(one.pid, signal.SIGKILL))
         return
     if not one.silence:
-        mend = "give the schedule a queue: then its job holds up no other, and is killed at its timeout"
-        pool.note("warning", "a job keeps the scheduler from firing", schedule=one.runs, mend=mend)
+        pool.note("warning", "a job keeps the scheduler from firing", schedule=one.runs, mend=QUEUE_MEND)
     one.silence = f"the scheduler {since}: it runs the job of {one.runs!r} itself"
 
 
@@ -171,7 +171,8 @@ def _ended(pool: Pool, event: SchedulerEnded) -> None:
             pool.schedulers.failures = 0
         error = one.error or event.error
         again = {"error": error or None, "again_in": pool.schedulers.failed(error, pool.now)}
-        pool.note("error", "the scheduler died; another is started", status=event.status, **again)
+        ran = {"schedule": one.runs, "mend": QUEUE_MEND} if one.runs else {}
+        pool.note("error", "the scheduler died; another is started", status=event.status, **ran, **again)
 
 
 def _schedules_refused(pool: Pool, error: str) -> None:

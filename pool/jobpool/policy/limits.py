@@ -109,7 +109,8 @@ def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
         holds.append(Hold(SHARED + shared, limits.per_key))
     if shared is not None and limits.rate_per_key:
         rates.append(Rate(SHARED + shared, limits.rate_per_key))
-    return Guards(key, limits.keep, tuple(holds), tuple(rates)) if key or holds or rates else None
+    keep = limits.keep if key else IDEMPOTENCY_TTL  # without a key of its own: of a cron firing, see `pack_once`
+    return Guards(key, keep, tuple(holds), tuple(rates)) if key or holds or rates else None
 
 
 def refusal(envelope: JobEnvelope, scheme: str) -> str | None:

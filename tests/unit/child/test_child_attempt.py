@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -417,6 +418,17 @@ def test_a_loop_is_kept_with_the_connections_of_an_app_unless_its_threads_were_u
     thread.join()
     assert len(used) == 4
     assert len(set(used)) == 1
+
+
+def test_a_program_that_has_run_a_coroutine_ends_without_a_word() -> None:
+    """Its modules go before the loop where asyncio is imported last."""
+    code = (
+        "import jobpool\n@jobpool.handler\nasync def job(): pass\n"
+        "schedules = jobpool.Scheduler()\nschedules.define('job')\n"
+        "jobpool.CronRunner(schedules, jobpool.open_backend('memory://')).run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60.0, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_context_variables_last_for_one_attempt_from_its_first_hook_to_its_last() -> None:

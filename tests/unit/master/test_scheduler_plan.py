@@ -288,6 +288,19 @@ def test_one_that_runs_a_job_itself_is_told_of_once_and_left_alone() -> None:
     assert stage.pool.schedulers.problem == ""
 
 
+def test_the_death_of_one_that_ran_a_job_itself_names_the_schedule() -> None:
+    stage = begun()
+    stage.tell(SchedulerTurned(77, "clean-up"))
+    died(stage, -11)
+    note = stage.pool.notes[-1]
+    assert (note.event, note.fields["schedule"]) == ("the scheduler died; another is started", "clean-up")
+    assert "give the schedule a queue" in str(note.fields["mend"])
+    stage = begun()
+    stage.tell(SchedulerTurned(77, "clean-up"), SchedulerTurned(77, ""))
+    died(stage)
+    assert "schedule" not in stage.pool.notes[-1].fields
+
+
 def test_a_master_that_stood_still_gives_it_time_to_be_heard() -> None:
     stage = begun()
     assert signals(stage.after(10 * SILENT_AFTER_S)) == []

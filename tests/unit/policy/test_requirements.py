@@ -38,7 +38,7 @@ def test_what_is_asked_for() -> None:
         ("alone by its handler", {"single_instance": True}, FREE, Guards(holds=(Hold("job:report"),))),
         ("alone by its name", {"single_instance": True, "name": "n"}, FREE, Guards(holds=(Hold("job:n"),))),
         ("a concurrency key that nothing limits", {"concurrency_key": "acme"}, FREE, None),
-        ("the queue's limits", {}, LIMITED, Guards(None, 60.0, (Hold("queue", 4),), (Rate("queue", 100),))),
+        ("the queue's limits", {}, LIMITED, Guards(None, 86400.0, (Hold("queue", 4),), (Rate("queue", 100),))),
         (
             "everything",
             {"concurrency_key": "acme", "idempotency_key": "k", "single_instance": True},

@@ -1,0 +1,220 @@
+"""One instant, one run: beside long inline jobs, other releases and other apps, and when records get lost."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+import pytest
+from support.cronrig import START, CronRig, minute, text, told
+
+from jobpool import Limits
+from jobpool.cron.records import SPACE, Record
+from jobpool.cron.runner import CronRunner
+from jobpool.cron.scheduler import Scheduler
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message.context import JobContext
+from jobpool.testing import VirtualPool
+
+
+def seen(rig: CronRig, name: str = "a") -> datetime | None:
+    record = Record.from_bytes(rig.backend.keys.get_record(SPACE, name) or b"")
+    return record and record.seen
+
+
+class Slow:
+    """An inline job of the first scheduler, during which a second one has its turn, and then time passes."""
+
+    def __init__(self, rig: CronRig, minutes: float, before: float = 0.0) -> None:
+        self._rig = rig
+        self._minutes = minutes
+        self._before = before
+        self.other: CronRunner | None = None
+        rig.registry.handler("slow")(self.run)
+
+    def run(self, _ctx: JobContext) -> None:
+        other, self.other = self.other, None
+        self._rig.pass_minutes(self._before)
+        if other is not None:
+            other.run()
+        self._rig.pass_minutes(self._minutes)
+
+
+def test_what_others_fired_during_a_long_inline_job_is_not_tried_again(rig: CronRig) -> None:
+    slow = Slow(rig, 11)
+    rig.scheduler.define("slow").hourly()
+    rig.scheduler.define("a").queue("reports").hourly()
+    one, slow.other = rig.runner("one"), rig.runner("two")
+    assert told(one.run()) == [("slow", 0, "fired")]
+    assert len(rig.queued()) == 1
+
+
+def test_if_others_cannot_be_asked_after_a_long_inline_job_the_rest_is_left_to_the_next_turn(rig: CronRig) -> None:
+    @rig.registry.handler("slow")
+    def slow(_ctx: JobContext) -> None:
+        rig.pass_minutes(11)
+        rig.backend.silent = True
+
+    rig.scheduler.define("slow").hourly()
+    rig.scheduler.define("a").queue("reports").hourly()
+    rig.scheduler.define("b").queue("other").hourly()
+    runner = rig.runner()
+    assert told(runner.run()) == [("slow", 0, "fired")]
+    assert runner.silence == "nobody there"
+    rig.backend.silent = False
+    assert told(runner.run()) == [("a", 0, "fired"), ("b", 0, "fired")]
+
+
+def test_a_first_turn_that_takes_long_puts_back_no_record(rig: CronRig) -> None:
+    slow = Slow(rig, 12, before=1)
+    rig.scheduler.define("slow").hourly()
+    rig.scheduler.define("a").queue("reports").hourly_at(1)
+    one, slow.other = rig.runner("one"), rig.runner("two")
+    one.run()
+    assert seen(rig) == minute(1)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_firing_is_remembered_for_a_day_though_keys_are_for_a_second(limited: bool) -> None:
+    """All records are gone, and the message was acked more than ten minutes ago."""
+    registry, ran = HandlerRegistry(), []
+
+    @registry.handler("bill", queue="q")
+    def bill(ctx: JobContext) -> None:
+        ran.append(ctx.meta["scheduled_for"])
+
+    scheduler = Scheduler()
+    scheduler.define(bill.define()).hourly()
+    limits = Limits(rates={"q": 1000} if limited else {}, idempotency_ttl=1)
+    with VirtualPool(registry, limits=limits) as pool:
+        backend = pool.backend
+
+        def look() -> list[str]:
+            return [one.status.value for one in CronRunner(scheduler, backend, registry=registry).run()]
+
+        look()
+        pool.advance(3601 - backend.clock.wall() % 3600)
+        before = backend.keys.get_record(SPACE, "bill")
+        assert before is not None
+        assert look() == ["fired"]
+        pool.run_all()
+        pool.advance(660)
+        backend.keys.put_records(SPACE, {"bill": before}, 3600.0)
+        assert look() == ["already"]
+        pool.run_all()
+    assert len(ran) == 1
+
+
+def test_a_record_that_could_not_be_written_is_written_by_the_next_turn(
+    rig: CronRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.scheduler.define("a").queue("reports").hourly()
+    runner = rig.runner()
+    monkeypatch.setattr(runner._memory, "_is_silent", True)
+    monkeypatch.setattr(runner._memory, "read", lambda _: None)
+    runner.run()
+    assert seen(rig) is None
+    monkeypatch.undo()
+    runner.run()
+    assert seen(rig) == START
+
+
+def test_a_silent_broker_is_told_nothing_more_in_the_same_turn(rig: CronRig) -> None:
+    """Each record of a missed instant would wait for as long as a call may."""
+    for name in ("one", "two", "three"):
+        rig.scheduler.define("a").named(name).queue("reports").every_minute().misfire("skip")
+    runner = rig.runner()
+    runner.run()
+    rig.pass_minutes(5)
+    asked: list[str] = []
+
+    class Deaf:
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            rig.backend.silent = True
+            return getattr(rig.backend.keys, name)
+
+    runner._memory._keys = Deaf()  # type: ignore[assignment]
+    runner._memory.read = lambda _: None  # type: ignore[method-assign]
+    assert [status for _, _, status in told(runner.run())].count("missed") == 3
+    assert asked == ["get_record", "take_many"]
+
+
+# --- other releases and other apps ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_schedule_that_has_got_a_queue_is_not_enqueued_where_the_old_release_has_run_it(
+    rig: CronRig, others: int
+) -> None:
+    """`others`: schedules beside it, with which it is enqueued together."""
+    old, new = Scheduler(), Scheduler()
+    old.define("a")
+    new.define("a").queue("reports")
+    for number in range(others):
+        new.define("b").named(f"b{number}").queue("reports")
+    rig.scheduler = old
+    one = rig.runner("old")
+    rig.scheduler = new
+    two = rig.runner("new")
+    one.run()
+    two.run()
+    for number, (first, second) in enumerate([(one, two), (one, two), (two, one)], 1):
+        rig.pass_minutes(1)
+        firings = told(first.run()) + told(second.run())
+        assert [row for row in firings if row[0] == "a"] == [("a", number, "fired"), ("a", number, "already")]
+    assert [at for handler, at in rig.queued() if handler == "a"] == [text(3)]
+    assert rig.ran == [("a", text(number)) for number in range(3)]
+
+
+def test_a_name_that_two_apps_share_is_warned_of(rig: CronRig, caplog: pytest.LogCaptureFixture) -> None:
+    mine, theirs = Scheduler(), Scheduler()
+    mine.define("a").named("cleanup").queue("reports")
+    theirs.define("b").named("cleanup").queue("other")
+    rig.scheduler = mine
+    one = rig.runner("one")
+    rig.scheduler = theirs
+    two = rig.runner("two")
+    two.run()
+    for _ in range(4):
+        one.run()
+        two.run()
+        rig.pass_minutes(1)
+    [warned] = caplog.records
+    assert warned.levelno == logging.WARNING
+    assert warned.__dict__["fields"] | {"mend": ""} == {
+        "schedule": "cleanup",
+        "at": text(2),
+        "fired": "a in reports",
+        "mend": "",
+    }
+
+
+def test_a_job_that_changes_with_a_release_is_warned_of_no_more(rig: CronRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.scheduler.define("a").named("cleanup").queue("reports")
+    rig.runner().run()
+    rig.scheduler = Scheduler()
+    rig.scheduler.define("b").named("cleanup").queue("other")
+    runners = [rig.runner("one"), rig.runner("two")]
+    for one in runners:
+        one.run()
+    for _ in range(3):
+        rig.pass_minutes(1)
+        assert [status for one in runners for _, _, status in told(one.run())] == ["fired", "already"]
+    assert caplog.records == []
+
+
+def test_who_came_second_writes_the_record_of_one_who_died(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute(5)
+    one, two = rig.runner("one"), rig.runner("two")
+    one.run()
+    before = rig.backend.keys.get_record(SPACE, "a")
+    two.run()
+    two.run()
+    rig.pass_minutes(5)
+    one.run()
+    rig.backend.keys.put_records(SPACE, {"a": before}, 3600.0)  # as if it had died before it wrote one
+    two.run()
+    assert seen(rig) == minute(0)
+    two.run()
+    assert seen(rig) == minute(5)
