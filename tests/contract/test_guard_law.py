@@ -9,8 +9,11 @@ from support.jobs import QUEUE, a_job, numbered
 from support.looks import begin, settle
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.client.worker import QueueWorker
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Status
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases", "key_store")
@@ -35,6 +38,19 @@ def granted(backend: QueueBackend, lease: JobLease, guards: Guards) -> JobLease:
 
 def refused(answer: Begin, name: str) -> Begun:
     return Begun(answer, name)
+
+
+@pytest.mark.spans
+def test_a_chain_goes_on_past_what_is_skipped_because_it_is_done(backend: QueueBackend) -> None:
+    registry, ran = HandlerRegistry(), []
+    registry.handler("report")(lambda ctx: ran.append((ctx.payload, ctx.previous)))
+    worker = QueueWorker(backend, registry)
+    last = a_job("last", queue="other")
+    skipped = a_job("skipped", idempotency_key="k", then=(a_job("next").with_previous([]), last))
+    backend.enqueue_many([a_job("first", idempotency_key="k"), skipped])
+    statuses = [worker.process_once(queue).status for queue in (QUEUE, QUEUE, QUEUE, "other", "other")]
+    assert statuses == [Status.ACKED, Status.SKIPPED_IDEMPOTENT, Status.ACKED, Status.ACKED, Status.EMPTY]
+    assert ran == [("first", None), ("next", None), ("last", None)]
 
 
 # --- what is granted, and to whom -------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class QueueWorker:
             output=attempt.output,
             result=self._kept(attempt, lease, handler),
         )
-        return checked(outcome, self._backend.pack), keeper.lease
+        return outcome, keeper.lease
 
     def _kept(self, attempt: Attempt, lease: JobLease, handler: AnyHandler | None) -> Kept | None:
         ttl = result_ttl_of(lease.envelope.result_ttl, handler.result_ttl if handler else None)
@@ -199,6 +199,7 @@ class QueueWorker:
         return run_attempt(job, self._registry)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
+        outcome = checked(outcome, self._backend.pack)
         settlement = decide(outcome, lease, self._rules(handler), self._retry, self._clock.boot())
         if isinstance(settlement, Abandon):
             settlement = self._with_hook_job(lease, settlement)

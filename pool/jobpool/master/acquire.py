@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from threading import Event as Flag
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.errors import ConfigurationError, MalformedEnvelope
+from jobpool.errors import ConfigurationError, JobpoolError, MalformedEnvelope
 from jobpool.master.threads import OUTAGES, BrokerRetry
+from jobpool.message.context import next_of
 from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, LostLease, NotRun, Outcome, Rejected
@@ -100,7 +101,10 @@ class Acquirer:
     def _refused(self, lease: JobLease, begun: Begun) -> Outcome:
         if begun.answer is Begin.DONE:
             self._contentions.forget(lease.id)
-            return AlreadyDone()
+            try:
+                return AlreadyDone(next_of(lease.envelope))
+            except JobpoolError as error:
+                return Rejected(f"the next job of its chain is refused: {error}")
         return LostLease() if begun.answer is Begin.LOST else Contended(self.delay(lease, begun.after), begun.name)
 
 

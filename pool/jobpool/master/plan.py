@@ -27,7 +27,7 @@ from jobpool.master.state import Pool, Stopping, not_run
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
 from jobpool.message.definition import JobDefinition, check_enqueue_to
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import EndReason, NotRun, Succeeded
+from jobpool.message.outcome import AlreadyDone, EndReason, NotRun, Succeeded
 from jobpool.message.settlement import Abandon, Leave, Settlement
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import cancelled, checked, counters_of
@@ -91,7 +91,7 @@ class Planner:
                 continue
             if delivery.cancelled:
                 outcome = cancelled(outcome)
-            if type(outcome) is Succeeded and outcome.follow_ups:
+            if (type(outcome) is Succeeded or type(outcome) is AlreadyDone) and outcome.follow_ups:
                 outcome = checked(outcome, self.check, pool.settings.enqueue_to)
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)
             settlement = decide(outcome, delivery.lease, rules, self.retry, now_boot)

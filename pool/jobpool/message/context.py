@@ -155,10 +155,7 @@ class JobContext:
                 together. It is not enqueued then.
             Unsupported: In a process that the handler forked.
         """
-        definition = named_job(job, payload)
-        trace = self._envelope.meta.get(TRACEPARENT)
-        if trace is not None and TRACEPARENT not in definition.meta:
-            definition = definition.with_meta({**definition.meta, TRACEPARENT: trace})
+        definition = _with_trace(named_job(job, payload), self._envelope)
         identifier = definition.identifier or secrets.token_hex(8)
         definition = definition.with_identifier(identifier)
         # The master could refuse a body that is too large only after the handler's work.
@@ -204,16 +201,37 @@ def go_on(ctx: JobContext, returned: object, plain: Callable[[object], Any] = la
     if not (envelope.meta and envelope.then) or ctx._went_on:
         return
     ctx._went_on = True
-    first, *rest = (JobDefinition.from_dict(job) for job in envelope.then)
-    if first.previous is not None and returned is NO_RESULT:
-        raise Unsupported("the next job of the chain asks for the result, and ctx.ack comes before there is one")
-    # The same id after a lost ack, so that the repeat makes no duplicate.
-    identifier = first.identifier or sha256(f"{ctx.id} then {len(rest)}".encode()).hexdigest()[:16]
-    previous = None if first.previous is None else [plain(returned)]
-    batch = first.batch or envelope.batch
+
+    def result() -> Any:
+        if returned is NO_RESULT:
+            raise Unsupported("the next job of the chain asks for the result, and ctx.ack comes before there is one")
+        return plain(returned)
+
+    [job] = next_of(envelope, result)
     try:
-        ctx.enqueue(replace(first, then=tuple(rest), previous=previous, identifier=identifier, batch=batch))
+        ctx.enqueue(job)
     except InvalidJob as error:
-        if previous is None:
+        if job.previous is None:
             raise
         raise Unrecoverable(f"the result cannot be handed on by previous=True: {error}") from None
+
+
+def next_of(envelope: JobEnvelope, result: Callable[[], Any] = lambda: None) -> tuple[JobDefinition, ...]:
+    """Return the next job of its chain, alone; () = none comes after it. `result`: called if that asks for one.
+
+    Raises `InvalidJob`: the message does not describe a job there.
+    """
+    if not (envelope.meta and envelope.then):
+        return ()
+    first, *rest = (JobDefinition.from_dict(job) for job in envelope.then)
+    # The same id after a lost ack, so that the repeat makes no duplicate.
+    identifier = first.identifier or sha256(f"{envelope.identifier} then {len(rest)}".encode()).hexdigest()[:16]
+    previous = None if first.previous is None else [result()]
+    batch = first.batch or envelope.batch
+    job = replace(first, then=tuple(rest), previous=previous, identifier=identifier, batch=batch)
+    return (_with_trace(job, envelope),)
+
+
+def _with_trace(job: JobDefinition, envelope: JobEnvelope) -> JobDefinition:
+    trace = envelope.meta.get(TRACEPARENT)
+    return job if trace is None or TRACEPARENT in job.meta else job.with_meta({**job.meta, TRACEPARENT: trace})

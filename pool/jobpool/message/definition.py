@@ -188,7 +188,7 @@ class JobDefinition:
                 known["scheduled_at"] = datetime.fromisoformat(str(known["scheduled_at"]))
             except ValueError:
                 raise InvalidJob(f"scheduled_at {known['scheduled_at']!r} is not an RFC 3339 date and time") from None
-        if known.get("then"):
+        if isinstance(known.get("then"), list | tuple):
             known["then"] = tuple(map(cls.from_dict, known["then"]))
         return cls(**known)
 

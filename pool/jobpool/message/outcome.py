@@ -114,8 +114,8 @@ class HandlerNotAllowed(Struct, frozen=True):  # the handler exists and may not 
     handler: str
 
 
-class AlreadyDone(Struct, frozen=True):
-    """The idempotency key is done."""
+class AlreadyDone(Struct, frozen=True):  # the idempotency key is done
+    follow_ups: tuple[JobDefinition, ...] = ()  # the next job of its chain: a skipped one does not end that
 
 
 class Contended(Struct, frozen=True):  # the idempotency key, single-instance lock or concurrency slot is held elsewhere

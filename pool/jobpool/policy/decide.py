@@ -78,8 +78,8 @@ def decide(
             return NOT_BEGUN
         case ended.Crashed(cause) | ended.NeverStarted(_, cause):
             return _no_verdict(cause, lease, rules)
-        case ended.AlreadyDone():
-            return ACK
+        case ended.AlreadyDone(follow_ups):
+            return Ack(follow_ups) if follow_ups else ACK
         case ended.NewerWire():
             return Release(LOOK_AGAIN_AFTER_S, begun=False)
         case ended.UnknownHandler(handler, seen_for):

@@ -65,7 +65,7 @@ def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_
 
     `check` is `QueueBackend.pack`. `enqueue_to`: the only queues that follow-ups may go to; empty = any.
     """
-    if not isinstance(outcome, Succeeded) or not outcome.follow_ups:
+    if not isinstance(outcome, Succeeded | outcomes.AlreadyDone):
         return outcome
     try:
         for definition in outcome.follow_ups:

@@ -7,13 +7,15 @@ from stage import Stage
 
 from jobpool.master import events as ev
 from jobpool.master.deadlines import STALE_AFTER_S
+from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended
-from jobpool.message.settlement import Ack, Release
+from jobpool.message.settlement import Abandon, Ack, Release
 from jobpool.policy.inspection import Inspected
 
 GUARDS = Guards(holds=(Hold("queue", 4),))
+NEXT = JobDefinition("mail", queue="mails")
 
 
 def guarded(stage: Stage) -> JobLease:
@@ -61,6 +63,7 @@ def test_without_limits_nothing_is_told() -> None:
 def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:
     for case, outcome, settlement, counter in [
         ("done", AlreadyDone(), Ack(), "skipped"),
+        ("done, in a chain", AlreadyDone((NEXT,)), Ack((NEXT,)), "skipped"),
         ("held elsewhere", Contended(3.0), Release(3.0, begun=False), "released"),
         ("the queue's limit", Contended(0.0), Release(0.0, begun=False), "released"),
     ]:
@@ -70,6 +73,12 @@ def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:
         counters = stage.pool.counters
         assert getattr(counters, counter) == 1, case
         assert (counters.fetched, counters.succeeded, counters.failed, counters.dead) == (1, 0, 0, 0), case
+
+
+def test_a_next_job_that_the_broker_refuses_makes_a_dead_letter_of_the_skipped_one() -> None:
+    stage = Stage(workers=1, enqueue_to=["mails"]).boot()
+    stage.lease("report", outcome=AlreadyDone((NEXT.with_queue("other"),)))
+    assert stage.verdict(Abandon).reason == "unrecoverable"
 
 
 def test_with_every_line_asked_for_the_log_says_what_a_job_waits_for() -> None:

@@ -150,6 +150,7 @@ def test_verdict() -> None:
             Abandon("handler-not-allowed", "handler 'shell' is not allowed on this queue"),
         ),
         ("idempotency key done", AlreadyDone(), FIRST, Rules(), Ack()),
+        ("done, in a chain", AlreadyDone((JobDefinition("mail"),)), FIRST, Rules(), Ack((JobDefinition("mail"),))),
         ("held elsewhere", Contended(1.5), LAST, Rules(), Release(1.5, begun=False)),
         ("cancelled by a person", Cancelled("stack", KILLED), LAST, Rules(), Abandon("cancelled", "stack", KILLED)),
         ("expired", Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired")),
