@@ -27,7 +27,7 @@ from jobpool.master.state import Pool, Stopping, not_run
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
 from jobpool.message.definition import JobDefinition, check_enqueue_to
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import AlreadyDone, EndReason, NotRun, Succeeded
+from jobpool.message.outcome import AlreadyDone, EndReason, NotRun, Rejected, Succeeded
 from jobpool.message.settlement import Abandon, Leave, Settlement
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import cancelled, checked, counters_of
@@ -102,7 +102,8 @@ class Planner:
             else:
                 if type(settlement) is Abandon:
                     settlement = self._with_jobs(pool, delivery.lease, settlement)
-                    _tell_of_chain(pool, delivery.lease)
+                    if not (type(outcome) is Rejected and outcome.signature):  # else anybody has written it
+                        _tell_of_chain(pool, delivery.lease)
                 delivery.settling, delivery.outcome = True, outcome
                 work.append((delivery, settlement))
         if work:

@@ -110,6 +110,12 @@ def test_a_forged_chain_of_a_newer_version_is_rejected(then: object) -> None:
     assert settlement.reason == "rejected"
 
 
+def test_the_chain_of_a_forged_message_is_not_told() -> None:
+    broker = Broker(KEYS, cancelled=False)
+    broker.lease(orjson.dumps(BASE | {"meta": {"_then": [{"handler": "forged"}]}}))
+    assert broker.pool.notes == []
+
+
 def test_what_is_remembered_of_a_lost_lease_is_not_read_from_a_body_that_is_not_to_be_believed() -> None:
     broker = Broker(KEYS, cancelled=False)
     broker.lease(orjson.dumps(BASE | {"name": "forged"}))
