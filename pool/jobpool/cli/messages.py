@@ -242,14 +242,15 @@ def _why(message: Message) -> str:
 
 
 def _body(body: bytes) -> dict[str, Any]:
-    from jobpool.message.envelope import decode
+    from jobpool.message.envelope import WIRE_VERSION, decode
 
     try:
         envelope = decode(body, attempts=0)
     except MalformedEnvelope as error:
         return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
     names = ("name", "max_retries", "timeout", "idempotency_key", "payload", "meta")
-    return {"expires_at": _time(envelope.expires)} | {name: getattr(envelope, name) for name in names}
+    expires = envelope.expires if envelope.version <= WIRE_VERSION else None  # a newer one may keep anything there
+    return {"expires_at": _time(expires)} | {name: getattr(envelope, name) for name in names}
 
 
 def _describe(message: Message) -> None:

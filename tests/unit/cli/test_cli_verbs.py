@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.packing import pack_all
 from jobpool.cli.init import FILES
 from jobpool.cli.init import _write as write_first_files
 from jobpool.cli.messages import _time
@@ -197,6 +199,15 @@ def test_inspect_shows_a_dead_letter_with_its_error(jobpool: Jobpool, broker: Qu
     text = jobpool("inspect", kill_off(broker, "default")).stdout
     for part in ("state            dead", "reason           timeout", '"customer": 7', "ValueError: no paper"):
         assert part in text
+
+
+def test_a_message_of_a_newer_version_is_shown_whatever_it_keeps(jobpool: Jobpool, broker: QueueBackend) -> None:
+    [message] = pack_all(broker, [JobDefinition("report")])
+    meta = b'"meta":{"v":2,"_expires":"soon"},"priority"'
+    broker._enqueue([replace(message, body=message.body.replace(b'"priority"', meta, 1))])
+    shown = json.loads(jobpool("inspect", message.id, "--json").stdout)
+    assert (shown["meta"], shown["expires_at"]) == ({"v": 2, "_expires": "soon"}, None)
+    assert jobpool("list").exit_code == 0
 
 
 def test_other_peoples_text_cannot_steer_the_terminal(jobpool: Jobpool, broker: QueueBackend) -> None:
