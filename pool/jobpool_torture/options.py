@@ -16,6 +16,7 @@ from jobpool.broker.opening import scheme_of
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import check_queue
 from jobpool.message.units import format_size
+from jobpool_backends import PLACES
 from jobpool_torture.schedule import KINDS
 
 FAULTS_A_SECOND = 0.5
@@ -66,8 +67,11 @@ class Options:
         return self if self.queue else replace(self, queue=f"torture-{secrets.token_hex(4)}")
 
     def timed(self, url: str) -> str:
-        """Return `url`; if it has no timeout, with one that is so short that a lease outlives two of them."""
-        return with_timeout(url, min(5.0, max(1.0, self.ttl / 4)))
+        """Return `url`; if it has no timeout, with one that is so short that a lease outlives two of them.
+
+        A backend that is not ours need not know that option.
+        """
+        return with_timeout(url, min(5.0, max(1.0, self.ttl / 4))) if scheme_of(url) in PLACES else url
 
 
 def with_timeout(url: str, seconds: float) -> str:

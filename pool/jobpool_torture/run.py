@@ -12,6 +12,7 @@ from typing import TypeVar
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, scheme_of
 from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool_backends import PLACES
 from jobpool_torture import judge, leftovers
 from jobpool_torture.baseline import Open, difference, grown
 from jobpool_torture.environment import Environment
@@ -88,7 +89,8 @@ class Run:
         """
         with ExitStack() as stack:
             stack.callback(self._place.close)
-            backend = open_backend(self.options.backend, signer=self._place.signer, timeout=10.0)  # past all networks
+            timeout = 10.0 if scheme_of(self.options.backend) in PLACES else None  # past all networks
+            backend = open_backend(self.options.backend, signer=self._place.signer, timeout=timeout)
             stack.callback(backend.close)
             producer = Producer(self._place.connect, self.options.queue, self._place.mark[:8], self._place.ledger)
             stack.callback(producer.close)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
-from jobpool.errors import BackendUnavailable, JobpoolError, Unsupported
+from jobpool.errors import BackendUnavailable, JobFailed, Unsupported
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
@@ -42,10 +42,11 @@ from jobpool.message.outcome import (
     ResultKind,
     Status,
     Succeeded,
+    UnknownHandler,
     WorkerResult,
 )
-from jobpool.message.results import Kept, keep
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
+from jobpool.message.results import JobState, JobStatus, Kept, keep
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.decide import Rules, budget, decide
 from jobpool.policy.inspection import Inspected, Inspector
@@ -61,11 +62,14 @@ REJECTED_EVERY_S = 60.0  # between two log lines about rejected messages, so tha
 logger = logging.getLogger("jobpool.worker")
 
 
-class JobFailedError(JobpoolError):
+class JobFailedError(JobFailed):
     """A job that was run inline did not succeed. The text is its error; `result` has the rest."""
 
-    def __init__(self, result: ExecutionResult) -> None:
-        super().__init__(f"job for handler {result.handler!r} failed: {result.error}")
+    def __init__(self, envelope: JobEnvelope, queue: str, result: ExecutionResult) -> None:
+        status = JobStatus(
+            envelope.identifier, JobState.DEAD, queue, result.handler, reason=result.kind, error=result.error
+        )
+        super().__init__(f"job for handler {result.handler!r} failed: {result.error}", status)
         self.result = result
 
 
@@ -209,7 +213,7 @@ class QueueWorker:
         self._count(lease.queue, counters_of(settlement, outcome, settled))
         ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
         status = status_of(settlement, outcome, settled)
-        result = WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
+        result = WorkerResult(status, lease.attempts + ran, _error(settlement, outcome, settled))
         if status is Status.DEAD_LETTERED:
             text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
             name = lease.envelope.name or lease.envelope.job
@@ -343,7 +347,7 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     handler = _find(registry, envelope.job, queue)
     attempt = run_attempt(_job_to_run(envelope, queue, handler, default_timeout), registry)
     if attempt.kind is not ResultKind.SUCCEEDED:
-        raise JobFailedError(attempt.result)
+        raise JobFailedError(envelope, queue, attempt.result)
     return attempt
 
 
@@ -366,7 +370,7 @@ def _job_to_run(
     return JobToRun(envelope, queue, timeout=timeout)
 
 
-def _error(settlement: Settlement | Leave, settled: Settled) -> str | None:
+def _error(settlement: Settlement | Leave, outcome: Outcome, settled: Settled) -> str | None:
     if not settled:
         return f"the backend refused the settlement: {settled.value}"
     match settlement:
@@ -374,5 +378,7 @@ def _error(settlement: Settlement | Leave, settled: Settled) -> str | None:
             return error
         case Forfeit(text) | Leave(text):
             return text
+        case Release() if isinstance(outcome, UnknownHandler):
+            return f"no handler {outcome.handler!r} here"
         case _:
             return None

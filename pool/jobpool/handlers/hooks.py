@@ -57,7 +57,7 @@ class Hooks:
         Raises `ConfigurationError`: it cannot be called, or is `async def` where that is not awaited.
         """
         if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
-            raise ConfigurationError(f"a {kind} hook must be a plain function, not {hook!r}")
+            raise ConfigurationError(f"{kind} takes a plain function, not {hook!r}")
         hooks = self._hooks[kind]
         place, module = f"{kind} hook {place_of(hook)}", getattr(hook, "__module__", None)
         for number, (known, other) in enumerate(hooks):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.harness import HARNESSES
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import _check_parts
 from jobpool.broker.values import Capabilities, Leases
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.memory import MemoryBackend
@@ -84,3 +89,14 @@ def test_a_backend_with_the_parts_without_defaults_alone_passes_the_suite() -> N
     run = subprocess.run(command, env=environ, cwd=tests.parent, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout
+
+
+def test_the_example_of_the_page_has_all_parts_that_have_no_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "backends.md").read_text("utf-8")
+    code, harness = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"FolderInspector": Mock()}
+    exec(code, names)
+    _check_parts("folder://here", names["FolderBackend"].from_url("folder://here"))
+    monkeypatch.setitem(sys.modules, "folderq", SimpleNamespace(FolderBackend=names["FolderBackend"]))
+    exec(harness, names)
+    assert not names["FolderHarness"].__abstractmethods__

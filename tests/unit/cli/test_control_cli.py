@@ -293,5 +293,9 @@ def test_jobs_edit_by_id_and_by_filter(broker: QueueBackend) -> None:
 
 
 def test_an_edit_where_nothing_is_changed_in_place_is_refused() -> None:
-    with closing(Modest()) as backend, Jobs(backend=backend) as jobs, pytest.raises(Unsupported, match="keeps_records"):
+    with (
+        closing(Modest()) as backend,
+        Jobs(backend=backend) as jobs,
+        pytest.raises(Unsupported, match="changes no job that waits"),
+    ):
         jobs.edit("0" * 16, at=0)

@@ -603,6 +603,9 @@ def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
     assert sorted(files) == ["conftest.py", "shop.py", "test_charge.py", "test_hourly.py", "test_shop.py"]
     for name, text in files.items():
         (tmp_path / name).write_text(text, "utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir=.mypy", *files]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout
     ran = run_pytest(tmp_path)
     assert ran.returncode == 0, ran.stdout
     written = "".join(files.values()).count("def test_")

@@ -26,12 +26,13 @@ from jobpool.client import worker as worker_module
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool.clock import ManualClock
-from jobpool.errors import BackendUnavailable, ResultNotKept, Retry, Snooze, Unrecoverable, Unsupported
+from jobpool.errors import BackendUnavailable, JobFailed, ResultNotKept, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Status, WorkerResult
+from jobpool.message.results import JobState
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
@@ -352,11 +353,12 @@ def test_an_unknown_handler_is_waited_for_and_then_given_up(
 ) -> None:
     put(backend, "gone")
     worker = QueueWorker(backend, registry, unknown_handler_grace=12)
-    statuses = []
+    results = []
     for _ in range(4):
-        statuses.append(worker.process_once("reports").status)
+        results.append(worker.process_once("reports"))
         clock.advance(5)
-    assert statuses == [Status.RELEASED, Status.RELEASED, Status.RELEASED, Status.DEAD_LETTERED]
+    assert [result.status for result in results] == [*[Status.RELEASED] * 3, Status.DEAD_LETTERED]
+    assert [result.error for result in results[:3]] == ["no handler 'gone' here"] * 3
     letter = dead(backend)
     assert letter.reason == "unknown-handler"
     assert letter.attempts == 0
@@ -580,9 +582,11 @@ def test_what_fails_inline_is_raised(registry: HandlerRegistry) -> None:
         raise RuntimeError("no paper")
 
     backend = open_backend("sync://", runner=inline_runner(registry))
-    with pytest.raises(JobFailedError, match="no paper") as caught:
-        backend.enqueue(JobDefinition("report", max_retries=5))
-    assert caught.value.result.success is False
+    with pytest.raises(JobFailed, match="no paper") as caught:
+        backend.enqueue(JobDefinition("report", queue="slow", max_retries=5))
+    told = caught.value.status
+    assert (told.state, told.queue, told.handler, told.reason) == (JobState.DEAD, "slow", "report", "failed")
+    assert "no paper" in told.error
 
 
 def test_an_unknown_handler_inline_is_raised(registry: HandlerRegistry) -> None:

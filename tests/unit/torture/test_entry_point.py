@@ -69,3 +69,8 @@ def test_what_ends_the_search_leaves_what_was_found(
     else:
         assert searched(monkeypatch, tmp_path, judge) == tmp_path / SHORTEST
     assert len(found(tmp_path / SHORTEST)) == 2
+
+
+def test_a_backend_that_is_not_ours_gets_no_option_that_it_may_not_know() -> None:
+    assert OPTIONS.timed("sqlite:///q.db") == "sqlite:///q.db?timeout=1.25"
+    assert OPTIONS.timed("folder:///q") == "folder:///q"
