@@ -140,6 +140,16 @@ def test_dead_letters_are_retried_and_purged_by_any_filter(ask: Ask, broker: Mem
     assert [message.id for message in broker.list_messages()] == [first]
 
 
+def test_letters_that_somebody_holds_meanwhile_are_told(
+    ask: Ask, broker: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(broker)
+    monkeypatch.setattr(Modest, "bulk", lambda *_, **__: 0)
+    result = ask("dead", "purge", "--all", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "0 messages purged\n")
+    assert result.stderr.endswith("1 message not purged: held by others for now, or gone; call again in a minute\n")
+
+
 def test_an_id_that_waits_is_told_apart_from_nothing(ask: Ask, broker: MemoryBackend) -> None:
     [alive] = put(broker)
     result = ask("dead", "retry", alive, "-Q", "reports", "--yes")
