@@ -153,6 +153,7 @@ def test_what_is_wrong_is_named_and_no_key_is() -> None:
         ("Endpoint=sb://shop.servicebus.windows.net/;SharedAccessKeyName=jobs", "lacks SharedAccessKey:"),
         ("Endpoint=sb://shop.servicebus.windows.net/", "lacks SharedAccessKeyName and SharedAccessKey"),
         (STRING.replace("sb://shop", "https://shop"), "no valid Endpoint"),
+        (STRING.replace("sb://shop", "http://shop"), "no valid Endpoint"),
         (STRING.replace("sb://shop.servicebus.windows.net/", ""), "no valid Endpoint"),
         (STRING + ";aGlkZGVu", "a part that is none of"),
         (STRING + ";Password=aGlkZGVu", "a part that is none of"),

@@ -79,6 +79,10 @@ def test_stats_without_a_name_are_of_the_settings_queues_and_say_what_they_canno
     assert "modest:// cannot list its queues: shown are default, reports" in result.stderr
     assert "counts messages that others have leased as waiting" in result.stderr
     assert "cannot list its queues" not in ask("stats", "reports").stderr
+    dead = bury(broker)
+    for words in (["inspect", dead], ["dead", "purge", dead, "--yes"]):
+        assert "cannot list its queues" not in ask(*words).stderr, words
+    assert "no message matches in the queues of the setting" in ask("dead", "purge", "--all", "--yes").stderr
 
 
 def test_a_queue_of_the_settings_that_is_not_there_is_told_with_the_mend(ask: Ask, tmp_path: Path) -> None:
