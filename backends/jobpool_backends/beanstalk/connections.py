@@ -299,7 +299,7 @@ class Connections:
         if lost:
             _log.warning(
                 "a connection to %s broke: %d leases that it owned are lost, and their messages go to whoever fetches"
-                " next (%s)",
+                " next; a settlement under way may have been done (%s)",
                 self.address.title,
                 len(lost),
                 error or "it was closed by the other side",

@@ -60,10 +60,14 @@ def add(connections: Connections, messages: Sequence[NewMessage]) -> None:
     """Put these messages. Raises InvalidJob: nothing was put; or BackendUnavailable, with how many were put."""
     copies = new_copies(connections, messages)
     answers: dict[int, Answer] = {}
+    is_sent = False
     try:
         with connections.spare() as connection:
+            is_sent = True
             put_copies(connection, copies, answers)
     except BackendUnavailable as error:
+        if is_sent and len(messages) == 1:
+            raise type(error)(f"{error}; the job may be enqueued all the same") from None
         raise _partly(error, answers, len(messages)) from None
     refused = [answer for answer in answers.values() if number_of(answer) is None]
     if refused:

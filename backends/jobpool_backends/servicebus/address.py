@@ -65,7 +65,12 @@ def _read_host(text: str) -> str:
             "takes the name of a namespace and nothing else: servicebus://NAME.servicebus.windows.net, where"
             f" azure-identity finds who you are. With a key, use the connection string: {_FORM}"
         )
-    return place if "." in place.partition(":")[0] else f"{place}.{PUBLIC_CLOUD}"
+    if ":" in place:
+        raise _refuse(
+            "takes no port, which only an emulator has: leave it out, or take the emulator's connection string, with"
+            " ;UseDevelopmentEmulator=true"
+        )
+    return place if "." in place else f"{place}.{PUBLIC_CLOUD}"
 
 
 def _read_string(text: str) -> Address:

@@ -95,7 +95,9 @@ class DeadLetterSearch:
             while self._wanted and (some := await receive(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
                 others += [message for message in some if message.sequence_number not in self._wanted]
                 if meant := [message for message in some if message.sequence_number in self._wanted]:
+                    others += meant  # until they are removed
                     await self._remove(receiver, meant)
+                    del others[-len(meant) :]
                 if self._wanted and len(others) >= MAX_LOCKED_MESSAGES:
                     raise Unsupported(
                         f"servicebus:// finds dead letters only among the first {MAX_LOCKED_MESSAGES:,} of a queue, and"

@@ -41,7 +41,7 @@ Runner = Callable[[JobDefinition], object]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BEHIND = {"sqlite": "/FILE", "memory": "", "sync": ""} | dict.fromkeys(("redis", "postgresql", "beanstalk"), "HOST")
 """Scheme → what follows it at least."""
-_AZURE = re.compile(r"\s*Endpoint\s*=\s*sb://", re.IGNORECASE)
+_AZURE = re.compile(r"\s*Endpoint\s*=", re.IGNORECASE)
 _WORDS = re.compile(r"[A-Za-z0-9_./\\ -]*([:=]|$)")
 _HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,60}")
@@ -206,8 +206,8 @@ def _redact_option(option: str) -> str:
 
 def _redact_part(part: str) -> str:
     name, equals, value = part.partition("=")
-    if not part.strip():  # behind the last semicolon
-        return part
+    if not part.strip() or part.startswith("?"):  # behind the last semicolon
+        return _redact_rest(part)
     if not equals or name.strip().lower() not in _OF_AZURE:
         return f"{name}=***" if name.strip().lower() in ("sharedaccesskey", "sharedaccesssignature") else "***"
     scheme, found, rest = value.rpartition("://")
@@ -312,7 +312,11 @@ def _place(url: str) -> str:
     scheme = scheme_of(url)
     place = import_module(HOME).PLACES.get(scheme) or _installed().get(scheme)
     if place is None:
-        raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}")
+        import difflib  # few programs need it
+
+        near = ["Endpoint=sb"] if scheme == "sb" else difflib.get_close_matches(scheme, _installed(), n=1)
+        hint = f"; did you mean '{near[0]}://…'?" if near else ""
+        raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}{hint}")
     return place
 
 

@@ -187,6 +187,9 @@ def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> N
             note("nothing was changed")
             raise click.exceptions.Exit(1)
     changed = sweep.run(count, done)
+    if changed < count and not isinstance(sweep, Answered):  # which has told of the others
+        left = plural(count - changed, "message")
+        note(f"{left} not {done}: held by others for now, or gone; call again in a minute")
     if asked["json_"]:
         answer_json({"matched": max(count, changed), done: changed})
     else:

@@ -41,7 +41,7 @@ Fit = Callable[[JobDefinition], JobDefinition]
 @option("--delay", metavar="TIME", help="Time from now before which it does not run.")
 @option("--max-retries", type=int, metavar="N", help="Number of retries after a failed first run.")
 @option("--timeout", metavar="TIME", help="Hard timeout of an attempt; 0 = unlimited.")
-@option("--id", metavar="ID", help="Id of the message; to enqueue a known id again changes nothing.")
+@option("--id", metavar="ID", help="Id; enqueued again, it changes nothing. Not on beanstalkd and Service Bus.")
 @option("--job-name", metavar="NAME", help="Name of the job, in logs and for --single-instance.  [default: HANDLER]")
 @option("--expires-in", metavar="TIME", help="Time from now after which it is not started any more, but dead.")
 @option("--result-ttl", metavar="TIME", help="Time for which the result is kept, 30 days at most.  [default: 0]")

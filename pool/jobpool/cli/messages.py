@@ -110,7 +110,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
 
     with session.broker() as backend:
         if not backend.capabilities.makes_queues:
-            meet_queues(session, backend, where.queue)
+            meet_queues(session, backend, where.queue, shows=True)
         where = listable(backend, id_meant(backend, where))
         found = list(matching(backend, where, limit + 1 if limit else 0))
         if not found:
@@ -155,6 +155,8 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
         held = backend.count(structs.replace(where, states=(State.LEASED,)))
         if held:
             return f"no message matches that is free: pools or claims hold {plural(held, 'message')}"
+    if where.queue is None and not backend.capabilities.makes_queues:
+        return "no message matches in the queues of the setting `queues`; name others to look in them"
     if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"
@@ -348,7 +350,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
 
 def _named(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
     parts = [part.strip() for name in names for part in name.split(",")]
-    return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend)
+    return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend, shows=True)
 
 
 def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
@@ -369,8 +371,12 @@ def moment(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None, *, needed: bool = True) -> list[str]:
+def meet_queues(
+    session: Session, backend: QueueBackend, queue: str | None = None, *, needed: bool = True, shows: bool = False
+) -> list[str]:
     """Return the queues for a verb that names none; a broker that cannot list queues is told of the settings'.
+
+    `shows`: say which ones are shown.
 
     Raises:
         click.UsageError: One of those is not there, or one is `needed` and neither settings nor URL name any.
@@ -390,7 +396,7 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
             backend.stats(name)
         except ConfigurationError as error:
             raise click.UsageError(f"name the queue: {cannot}, and of the setting `queues`: {error}") from None
-    if names and needed:
+    if names and shows:
         note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
     return list(names)
 

@@ -155,12 +155,12 @@ class JobDefinition:
             Unsupported: It needs a key store and there is none; the text says what to leave out.
             InvalidJob: `unique` without an idempotency key.
         """
+        if not key_store:
+            asked = {name: getattr(self, name) for name in _NEEDS_KEY_STORE}
+            if refusal := keyless(scheme, self.handler, asked):
+                raise Unsupported(refusal)
         if self.unique and self.idempotency_key is None:
             raise InvalidJob("unique needs an idempotency_key: give one, or leave unique out")
-        if key_store:
-            return
-        if refusal := keyless(scheme, self.handler, {name: getattr(self, name) for name in _NEEDS_KEY_STORE}):
-            raise Unsupported(refusal)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `from_dict` reads: JSON values only, fields at their default left out."""

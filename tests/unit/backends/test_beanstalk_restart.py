@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import BeanstalkServer
+from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, QueueStats, Verb
 from jobpool.errors import BackendUnavailable
@@ -101,6 +102,9 @@ def test_a_call_while_the_server_is_gone_says_so_and_the_next_one_works_again(
     for call in (lambda: backend.stats(QUEUE), backend.queues, backend.list_messages, backend.ping):
         with pytest.raises(BackendUnavailable, match=f"beanstalkd at 127.0.0.1:{server.port} "):
             call()
+    with pytest.raises(BackendUnavailable, match="refuses connections") as refused:
+        backend.enqueue(a_job())
+    assert "all the same" not in str(refused.value)
     server.start()
     assert backend.queues() == [QUEUE]
 
@@ -109,11 +113,13 @@ def test_a_server_that_stands_still_is_not_waited_for_longer_than_the_timeout(se
     backend = BeanstalkBackend.from_url(server.url, timeout=1.0)
     backend.enqueue(a_job())
     server.pause()
+    with pytest.raises(BackendUnavailable, match=r"did not answer within 1 s.*; the job may be enqueued all the same"):
+        backend.enqueue(a_job())
     for call in (lambda: backend.stats(QUEUE), lambda: backend.bulk(MessageFilter(queue=QUEUE), Verb.RETRY)):
         with pytest.raises(BackendUnavailable, match=r"did not answer within 1 s"):
             call()
     server.resume()
-    assert backend.stats(QUEUE).waiting == 1
+    wait_until(lambda: backend.stats(QUEUE).waiting == 2, what="the job that was put in doubt")
     backend.close()
 
 

@@ -16,7 +16,7 @@ from support.tables import row
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level
 from jobpool.broker.values import Message, MessageFilter, State, Verb
-from jobpool.errors import Unsupported
+from jobpool.errors import Unsupported, WriteRefused
 from jobpool_backends.servicebus import bulk
 from jobpool_backends.servicebus.bulk import touched
 from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, oldest, sides, tally
@@ -95,6 +95,18 @@ def test_dead_letters_that_were_not_meant_are_as_before(backend: QueueBackend, c
     assert those() == before
     assert not any(look.locked for look in before)
     assert [message.id for message in backend.list_messages(MessageFilter(states=(State.DEAD,)))] == known[::2]
+
+
+def test_letters_whose_copies_are_refused_stay_free(backend: QueueBackend, control: Control) -> None:
+    bury(backend, ["odd", "even"])
+    control.set_status(QUEUE, "SendDisabled")
+    try:
+        with pytest.raises(WriteRefused, match="is disabled"):
+            backend.bulk(MessageFilter(reason="even"), Verb.RETRY)
+    finally:
+        control.set_status(QUEUE, "Active")
+    assert not any(look.locked for look in control.messages(DEAD_LETTERS))
+    assert backend.bulk(MessageFilter(queue=QUEUE, states=(State.DEAD,)), Verb.DELETE) == 2
 
 
 def test_what_stands_behind_too_many_others_is_refused_and_nothing_stays_locked(

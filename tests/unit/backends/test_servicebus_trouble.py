@@ -153,6 +153,7 @@ def test_what_is_wrong_is_named_and_no_key_is() -> None:
         ("Endpoint=sb://shop.servicebus.windows.net/;SharedAccessKeyName=jobs", "lacks SharedAccessKey:"),
         ("Endpoint=sb://shop.servicebus.windows.net/", "lacks SharedAccessKeyName and SharedAccessKey"),
         (STRING.replace("sb://shop", "https://shop"), "no valid Endpoint"),
+        (STRING.replace("sb://shop", "http://shop"), "no valid Endpoint"),
         (STRING.replace("sb://shop.servicebus.windows.net/", ""), "no valid Endpoint"),
         (STRING + ";aGlkZGVu", "a part that is none of"),
         (STRING + ";Password=aGlkZGVu", "a part that is none of"),
@@ -164,6 +165,7 @@ def test_what_is_wrong_is_named_and_no_key_is() -> None:
         (STRING + "?timeout=soon", "timeout as more than 0"),
         (STRING + "?receivers=0", "receivers as a whole number from 1 to 32"),
         ("servicebus://jobs:aGlkZGVu@shop", "the name of a namespace and nothing else"),
+        ("servicebus://shop.servicebus.windows.net:5671", "takes no port, which only an emulator has: leave it out"),
         ("servicebus://", "the name of a namespace and nothing else"),
         ("servicebus://shop/orders", "the name of a namespace and nothing else"),
     ]:

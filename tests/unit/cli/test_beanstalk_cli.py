@@ -133,6 +133,7 @@ def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:
     assert "by itself" in ask("reap", "reports").stderr
     assert "has no claims (Capabilities.key_store)" in ask("claim", "list", code=1).stderr
     assert "(Capabilities.key_store)" in ask("history", "--rollup", code=1).stderr
+    assert "leave unique out, or choose a backend" in ask("enqueue", "report", "--unique", code=1).stderr
     keyed = ask("enqueue", "report", "--unique", "--idempotency-key", "k", code=1)
     assert "leave unique and idempotency_key out" in keyed.stderr
     assert "knows no ids" in ask("enqueue", "report", "--id", "mine").stderr

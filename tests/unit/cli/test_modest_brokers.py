@@ -79,6 +79,10 @@ def test_stats_without_a_name_are_of_the_settings_queues_and_say_what_they_canno
     assert "modest:// cannot list its queues: shown are default, reports" in result.stderr
     assert "counts messages that others have leased as waiting" in result.stderr
     assert "cannot list its queues" not in ask("stats", "reports").stderr
+    dead = bury(broker)
+    for words in (["inspect", dead], ["dead", "purge", dead, "--yes"]):
+        assert "cannot list its queues" not in ask(*words).stderr, words
+    assert "no message matches in the queues of the setting" in ask("dead", "purge", "--all", "--yes").stderr
 
 
 def test_a_queue_of_the_settings_that_is_not_there_is_told_with_the_mend(ask: Ask, tmp_path: Path) -> None:
@@ -138,6 +142,16 @@ def test_dead_letters_are_retried_and_purged_by_any_filter(ask: Ask, broker: Mem
     assert ask("dead", "retry", "reason:timeout", "--yes").stdout.endswith("1 message retried\n")
     assert ask("dead", "purge", second, "-Q", "reports", "--yes").stdout.endswith("1 message purged\n")
     assert [message.id for message in broker.list_messages()] == [first]
+
+
+def test_letters_that_somebody_holds_meanwhile_are_told(
+    ask: Ask, broker: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(broker)
+    monkeypatch.setattr(Modest, "bulk", lambda *_, **__: 0)
+    result = ask("dead", "purge", "--all", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "0 messages purged\n")
+    assert result.stderr.endswith("1 message not purged: held by others for now, or gone; call again in a minute\n")
 
 
 def test_an_id_that_waits_is_told_apart_from_nothing(ask: Ask, broker: MemoryBackend) -> None:

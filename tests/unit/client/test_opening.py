@@ -77,6 +77,9 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
         ConfigurationError, match=r"no backend for nosuch:// is installed; known are .*memory://.*sqlite://"
     ):
         open_backend("nosuch://localhost")
+    for scheme, meant in [("beanstalkd", "beanstalk"), ("postgress", "postgres"), ("sb", "Endpoint=sb")]:
+        with row(scheme), pytest.raises(ConfigurationError, match=f"; did you mean '{meant}://…'"):
+            open_backend(f"{scheme}://localhost")
 
 
 def test_what_is_no_url_says_how_to_write_one() -> None:
@@ -236,6 +239,11 @@ def test_passwords_are_never_shown() -> None:
             "Endpoint=sb://x/;SharedAccessSignature=SharedAccessSignature sr=1&sig=hidden;EntityPath=q?lock=30",
             "Endpoint=sb://x/;SharedAccessSignature=***;EntityPath=q?lock=30",
         ),
+        (
+            "Endpoint=sb://x/;SharedAccessKey=hidden;UseDevelopmentEmulator=true;?lock=30&key=hidden",
+            "Endpoint=sb://x/;SharedAccessKey=***;UseDevelopmentEmulator=true;?lock=30&key=***",
+        ),
+        ("Endpoint=http://x/;SharedAccessKey=hidden", "Endpoint=http://x/;SharedAccessKey=***"),
         ("Endpoint=sb://x/;SharedAccessKey=hid;den=1", "Endpoint=sb://x/;SharedAccessKey=***;***"),
         ("host=db user=me password=hidden", "host=***"),
         ("password = 'hid den' host=db", "password =***"),
