@@ -27,3 +27,17 @@ def no_more_descriptors(pid: int = 0) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def few_descriptors(more: int = 0) -> Iterator[None]:
+    """Let this process open so many `more` files, and others only in place of those that it closes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.dup(0) for _ in range(more + 1)]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -188,10 +188,19 @@ class Outbox:
         return len(self._kept)
 
     def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
-        """Send `packet` after all that wait, with copies of `fds` if it waits. Raises `OSError` if the peer is gone."""
+        """Send `packet` after all that wait, with copies of `fds` if it waits.
+
+        Raises `OSError` if the peer is gone, or no descriptor is to be had for a copy; the packet is not sent then.
+        """
         self.flush()
         if self._kept or not self._sent(packet, fds):
-            self._kept.append((packet, [os.dup(fd) for fd in fds]))
+            copies: list[int] = []
+            try:
+                copies.extend(map(os.dup, fds))
+            except OSError:
+                close_all(copies)
+                raise
+            self._kept.append((packet, copies))
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it. Raises `OSError` when the peer is gone."""

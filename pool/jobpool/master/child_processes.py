@@ -216,9 +216,13 @@ class ChildProcesses:
             raise OSError("the fork server is gone")
         channel = ChildChannel(slot.child, self._config.options.output_cap, slot.index, slot.generation)
         self._channels[slot.child] = channel
-        server.spawn(slot.child, slot.index, channel.fds)
-        channel.born()
-        self._listen(channel)
+        try:
+            server.spawn(slot.child, slot.index, channel.fds)
+            channel.born()
+            self._listen(channel)
+        except OSError:
+            self.forget(slot.child)
+            raise
         self._drain_soon()
 
     def _listen(self, channel: ChildChannel) -> None:

@@ -20,6 +20,7 @@ UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not coll
 IDLE_CPU_SHARE = 0.02  # of a core; a child that uses less waits for something
 IDLE_LOOK_S = 2.0  # seconds after the head began, from which on a sample tells of it alone: there is one a second
 HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
+FROZEN_S = 3.0  # seconds between two looks after which the master stood still: its loop turns once a second at least
 
 
 def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
@@ -152,6 +153,8 @@ def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) 
         actions.append(act.TakeBack(slot))
     if not slot.pid and slot.generation in pool.servers:
         return  # it was not born yet, and will be killed at its birth
+    if now - pool.checked_at > FROZEN_S:  # and perhaps the child as well, which had no time to end
+        slot.since, slot.killed_at = now, slot.killed_at and now
     if now - (slot.killed_at or slot.since) < UNDEAD_AFTER_S:
         return
     if not slot.killed_at:

@@ -15,6 +15,7 @@ from jobpool.ipc.linux import ACCIDENTAL_SIGNALS, ends_with_terminal, terminal_i
 from jobpool.master.events import Event, SignalCame
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
+FD_SETSIZE = 1024  # descriptors from here on are too large for `select.select`
 
 
 class Inbox:
@@ -42,7 +43,12 @@ class Inbox:
 
     def wait(self, seconds: float) -> None:
         """Sleep for so long, or until there is an event."""
-        select.select((self.fd,), (), (), seconds)  # of all that wait for a descriptor, it alone knows microseconds
+        if self.fd < FD_SETSIZE:
+            select.select((self.fd,), (), (), seconds)  # of all that wait for a descriptor, it alone knows microseconds
+        else:  # the program around the pool has many files open
+            poll = select.poll()
+            poll.register(self.fd, select.POLLIN)
+            poll.poll(1000.0 * seconds)
 
     def close(self) -> None:
         """Close it. A thread that comes later wakes nobody: the descriptor's number may be another file's by then."""

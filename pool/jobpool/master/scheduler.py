@@ -21,9 +21,9 @@ from jobpool.ipc.scheduler_process import REFUSED, CronStart, SchedulerProcess
 from jobpool.master import events as ev
 from jobpool.master.actions import Action
 from jobpool.master.child_processes import ChildProcesses
+from jobpool.master.deadlines import FROZEN_S
 from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
-from jobpool.master.spawning import FROZEN_S
 from jobpool.master.state import Pool, Scheduler
 from jobpool.message.units import format_duration
 

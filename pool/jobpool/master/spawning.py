@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobpool.ipc.requests import CANCEL, RESTART, STACK, Request
 from jobpool.master import actions as act
-from jobpool.master.deadlines import kill_child
+from jobpool.master.deadlines import FROZEN_S, kill_child
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.state import Pool, Server
 from jobpool.message.outcome import EndReason
@@ -16,7 +16,6 @@ Most take some milliseconds; a sweep of strays may take a second, and a fork of 
 
 SLOW_IMPORT_S = 5.0  # seconds after which the log says that the app is still being imported
 STOP_LIMIT_S = 0.5  # the same past the grace of a stop
-FROZEN_S = 3.0  # seconds between two looks after which the master stood still: its loop turns once a second at least
 
 
 def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:

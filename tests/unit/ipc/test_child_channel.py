@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import resource
 import signal
 import socket
 import struct
@@ -14,6 +13,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from support.descriptors import few_descriptors
 
 from jobpool.ipc import packets
 from jobpool.ipc.child_channel import DRAINS_AT_ONCE, TRACE_BYTES, BrokenChannelError, ChildChannel
@@ -51,23 +51,11 @@ def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read(
     line.close()
 
 
-@contextlib.contextmanager
-def without_descriptors() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back() -> None:
     line, reading = line_and_reader()
     runs = [Run(nonce, 1, 0, 0, 0.0, bytes(size)) for nonce, size in ((7, 1), (8, 50_000), (9, 1))]
     assert line.hand([(run.nonce, run.encode()) for run in runs]) == 3
-    with without_descriptors():
+    with few_descriptors():
         assert line.take_back() == {7}
         assert list(line.handed) == [8, 9]
         assert line.take_back() == frozenset()

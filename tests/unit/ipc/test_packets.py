@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support.descriptors import open_descriptors
+from support.descriptors import few_descriptors, open_descriptors
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import Run, decode
@@ -210,6 +210,19 @@ def test_an_outbox_that_is_closed_closes_the_copies(pair: Pair) -> None:
         outbox.send(b"x", [0])
     outbox.close()
     assert open_fds() == before
+    there.close()
+
+
+def test_an_outbox_without_descriptors_for_all_copies_keeps_none(pair: Pair) -> None:
+    here, there = pair
+    here.setblocking(False)
+    outbox = Outbox(here)
+    while not outbox:
+        outbox.send(b"x")
+    before, kept = open_fds(), len(outbox)
+    with few_descriptors(more=1), pytest.raises(OSError, match="Too many open files"):
+        outbox.send(b"with files", [0, 0])
+    assert (open_fds(), len(outbox)) == (before, kept)
     there.close()
 
 

@@ -1,14 +1,20 @@
-"""The wait of the loop, when the process is interrupted in it for longer than it was to last."""
+"""The loop's hold on its children: a wait that is interrupted for longer than it was to last, a spawn that fails."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from jobpool.ipc.linux import open_fds
 from jobpool.master import events as ev
 from jobpool.master.child_processes import ChildProcesses
+from jobpool.master.slots import Slot
 
 WAIT = 0.2
 """Seconds."""
@@ -35,3 +41,22 @@ def test_what_came_while_the_process_was_stopped_is_seen_when_it_goes_on() -> No
         os.close(reading)
         os.close(writing)
         children.close()
+
+
+class FullForkServer:
+    """Its requests have to wait, and no descriptor is to be had for that."""
+
+    def spawn(self, child: int, slot: int, fds: tuple[int, ...]) -> None:  # noqa: ARG002
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+def test_a_spawn_that_fails_leaves_no_descriptor_open() -> None:
+    config = SimpleNamespace(options=SimpleNamespace(output_cap=65536))
+    children = ChildProcesses(config, None, {})  # type: ignore[arg-type]
+    children._servers[1] = FullForkServer()  # type: ignore[assignment]
+    before = open_fds()
+    with pytest.raises(OSError, match="too many open files"):
+        children.spawn(Slot(0, child=1, generation=1))
+    assert open_fds() == before
+    children._servers.clear()
+    children.close()

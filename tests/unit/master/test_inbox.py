@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import select
 import socket
 import threading
+import time
 from contextlib import closing
 
+import pytest
+
 from jobpool.master.events import SignalCame
-from jobpool.master.inbox import Inbox
+from jobpool.master.inbox import FD_SETSIZE, Inbox
 
 WRITERS = 4
 EACH = 20_000
@@ -50,13 +55,29 @@ def test_a_thread_that_comes_after_the_end_writes_to_no_descriptor() -> None:
         assert select.select([here], [], [], 0.0)[0] == []
 
 
-def test_a_wait_ends_with_an_event_or_its_time() -> None:
+@pytest.mark.parametrize("many_files", [False, True])
+def test_a_wait_ends_with_an_event_or_its_time(many_files: bool) -> None:
     event = SignalCame(7)
     with closing(Inbox()) as inbox:
+        if many_files:
+            low, inbox.fd = inbox.fd, a_large_copy(inbox.fd)
+            os.close(low)
+        begun = time.monotonic()
         inbox.wait(0.001)
+        assert time.monotonic() - begun >= 0.001
         assert inbox.take() == []
         writer = threading.Timer(0.01, inbox.put, [event])
         writer.start()
         inbox.wait(600.0)
         assert inbox.take() == [event]
         writer.join()
+
+
+def a_large_copy(fd: int) -> int:
+    """As in a program with many files open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, FD_SETSIZE + 1), hard))
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_SETSIZE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -492,11 +492,30 @@ class TestDeaths:
         stage.after(11.0 + DUMP_BEFORE_KILL_S)
         stage.after(0.1)
         assert slot.state is SlotState.DYING
-        actions = stage.after(UNDEAD_AFTER_S + 0.1)
+        stage.after(UNDEAD_AFTER_S / 2)
+        actions = stage.after(UNDEAD_AFTER_S / 2 + 0.1)
         assert len(of(actions, act.ForgetChild)) == 1
         assert stage.settled == []
         assert not stage.pool.held
         assert len(of(stage.after(0.1), act.SpawnChild)) == 1
+
+    @pytest.mark.parametrize("killed", [True, False])
+    def test_a_pause_of_the_whole_container_is_no_time_in_which_a_child_could_have_died(self, killed: bool) -> None:
+        stage = Stage(workers=1).boot()
+        if killed:
+            slot = stage.run("slow")
+            stage.after(11.0 + DUMP_BEFORE_KILL_S)
+            stage.after(0.1)
+        else:
+            [slot] = stage.idle
+            slot.leave()
+            stage.after(0.1)
+        assert slot.state is SlotState.DYING
+        assert not of(stage.after(UNDEAD_AFTER_S + 3.0), act.KillChild | act.ForgetChild)
+        assert not of(stage.after(0.1), act.KillChild | act.ForgetChild)
+        stage.die(slot, signal=signal.SIGKILL)
+        if killed:
+            assert isinstance(stage.verdicts()[0], Abandon), "the verdict on its attempt is not lost"
 
 
 class TestTimeouts:
@@ -1028,7 +1047,8 @@ class TestReload:
         assert not of(stage.after(9.0), act.KillChild), "it is busy, and is left alone"
         stage.answer(slot)
         stage.after(0.1)
-        assert not of(stage.after(UNDEAD_AFTER_S - 0.2), act.KillChild)
+        assert not of(stage.after(UNDEAD_AFTER_S / 2), act.KillChild)
+        assert not of(stage.after(UNDEAD_AFTER_S / 2 - 0.2), act.KillChild)
         assert of(stage.after(0.3), act.KillChild)
         assert not of(stage.after(0.1), act.KillChild)
         stage.die(slot, signal=signal.SIGKILL)
