@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import jobpool.errors
-from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_delay
+from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_seconds
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
@@ -67,7 +67,7 @@ def of_error(error: BaseException, cap: int) -> Ending:
         kind = ResultKind.UNRECOVERABLE
     elif isinstance(error, Retry | Snooze):
         try:
-            after = check_delay(error.after)
+            after = check_seconds(error.after, "after")
             kind = ResultKind.RETRY if isinstance(error, Retry) else ResultKind.SNOOZE
         except Exception as refused:  # noqa: BLE001 - the handler has put there what it liked
             more = f" ({refused})"
