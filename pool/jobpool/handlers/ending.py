@@ -25,6 +25,7 @@ from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_sec
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
+from jobpool.message.payload import json_form
 from jobpool.message.printable import headline
 from jobpool.message.results import capped
 
@@ -241,9 +242,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         with suppress(UnicodeDecodeError):
             return value.decode()
-    if callable(getattr(value, "model_dump", None)):
-        return value.model_dump()
-    return _shown(value)
+    known = json_form(value)
+    return _shown(value) if known is value else known
 
 
 def _shown(value: object) -> str:

@@ -133,6 +133,8 @@ class JobBuilder:
         Each is enqueued with the ack of the one before, so one that dies ends the chain. `previous`: it finds what the
         one before returned in `ctx.previous`.
         """
+        if not isinstance(previous, bool):
+            raise InvalidJob(f"previous is True or False, not {previous!r}")
         definition = definition_of(job)
         asked = definition.with_previous([]) if previous else definition
         return self._put("then", (*self._fields.get("then", ()), asked))
