@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 NO_APP = "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
@@ -115,17 +116,17 @@ class Unrecoverable(JobpoolError):
 class Retry(JobpoolError):
     """Raised by a handler: try again after `after` seconds (0 to a hundred years). Burns one attempt."""
 
-    def __init__(self, after: float = 0.0, reason: str = "") -> None:
-        super().__init__(reason or f"retry asked for after {after} s")
-        self.after = check_delay(after)
+    def __init__(self, after: float | timedelta = 0.0, reason: str = "") -> None:
+        self.after = check_seconds(after, "after")
+        super().__init__(reason or f"retry asked for after {self.after:.12g} s")
 
 
 class Snooze(JobpoolError):
     """Raised by a handler: give the message back for `after` seconds (0 to a hundred years). Burns no attempt."""
 
-    def __init__(self, after: float = 0.0, reason: str = "") -> None:
-        super().__init__(reason or f"snoozed for {after} s")
-        self.after = check_delay(after)
+    def __init__(self, after: float | timedelta = 0.0, reason: str = "") -> None:
+        self.after = check_seconds(after, "after")
+        super().__init__(reason or f"snoozed for {self.after:.12g} s")
 
 
 class HardTimeout(BaseException):
@@ -143,8 +144,14 @@ class Cancelled(BaseException):
     """
 
 
-def check_delay(after: float) -> float:
-    """Return the wait of a `Retry` or `Snooze` as a float, or raise `InvalidJob`: seconds from 0 to a hundred years."""
-    if isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after <= LONGEST_WAIT_S:
-        raise InvalidJob(f"after must be 0 to {LONGEST_WAIT_S:.0f} seconds, not {after!r}")
-    return float(after)
+def check_seconds(value: float | timedelta, what: str, *, zero: bool = True) -> float:
+    """Return a duration as a float, or raise `InvalidJob`: seconds, or a `timedelta`, from 0 to a hundred years.
+
+    `zero`: False = it must be more than that.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (is_number and 0 <= seconds <= LONGEST_WAIT_S and (zero or seconds)):
+        bounds = "0 to" if zero else "more than 0 and at most"
+        raise InvalidJob(f"{what} must be {bounds} {LONGEST_WAIT_S:.0f} seconds, or a timedelta, not {value!r}")
+    return float(seconds)

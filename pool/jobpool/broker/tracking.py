@@ -214,7 +214,7 @@ def _missing(ident: str, was_there: bool) -> Exception:
         mend = "give the job or its handler a result_ttl, in seconds, or a longer one"
         return ResultNotKept(f"job {ident} has ended, and no result of it is kept ({why}): {mend}")
     why = "it never was, was removed, or has ended and no result of it is kept, or not any more"
-    return UnknownJob(f"no job {ident} is known: {why} (result_ttl says for how long, and is 0 by itself)")
+    return UnknownJob(f"no job {ident or repr('')} is known: {why} (result_ttl says for how long, and is 0 by itself)")
 
 
 def _failed(status: JobStatus) -> str:

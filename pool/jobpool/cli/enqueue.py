@@ -17,7 +17,7 @@ from jobpool.cli.options import SIGNER, Command, as_json, option, setting
 from jobpool.cli.output import answer_ids, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition
+from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition, check_may_start
 from jobpool.message.names import DEFAULT_QUEUE
 from jobpool.message.units import parse_duration
 
@@ -238,7 +238,7 @@ def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], 
 
 
 def _definition(values: dict[str, Any]) -> JobDefinition:
-    fields = dict(values)
+    fields, now = dict(values), datetime.now(UTC)
     if "id" in fields:
         fields["identifier"] = fields.pop("id")
     try:
@@ -246,11 +246,11 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
             if fields.get(key) is not None:
                 fields[key] = parse_duration(fields[key])
         if "delay" in fields:
-            due = datetime.now(UTC) + timedelta(seconds=parse_duration(fields.pop("delay")))
+            due = now + timedelta(seconds=parse_duration(fields.pop("delay")))
             fields["scheduled_at"] = due.isoformat()
     except (ValueError, OverflowError) as error:
         raise click.UsageError(str(error)) from None
-    return JobDefinition.from_dict(fields)
+    return check_may_start(JobDefinition.from_dict(fields), now)
 
 
 def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:

@@ -65,7 +65,10 @@ class Batch:
         return found
 
     def wait(self, timeout: float | None = None) -> BatchStatus:
-        """Wait for its end, `timeout` seconds at most (None = however long); return its counts. Raises as `status`."""
+        """Return its counts at its end, or once `timeout` seconds are over (None = never): `has_ended` says which.
+
+        Raises as `status`.
+        """
         self._jobs.wait([self.id], timeout)
         return self.status()
 

@@ -9,9 +9,8 @@ from collections import deque
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.client.jobs import Jobs
-from jobpool.errors import BackendUnavailable, ConfigurationError, Unsupported
+from jobpool.errors import BackendUnavailable, ConfigurationError, Unsupported, check_seconds
 from jobpool.message import producer
-from jobpool.message.definition import check_seconds
 from jobpool.message.guards import IDEMPOTENCY_TTL, RATE_WINDOW, Rate, check_keep
 from jobpool.message.names import check_queue
 

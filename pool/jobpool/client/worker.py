@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
-from jobpool.errors import BackendUnavailable, JobFailed, Unsupported
+from jobpool.errors import BackendUnavailable, JobFailed, JobpoolError, Unsupported, check_seconds
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
@@ -31,7 +31,7 @@ from jobpool.master.slots import Delivery
 from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread
 from jobpool.message.allowances import Allowances
 from jobpool.message.dead_letters import ON_DEATH, hook_job_of_abandoned
-from jobpool.message.definition import JobDefinition, check_seconds, result_ttl_of, timeout_of
+from jobpool.message.definition import JobDefinition, result_ttl_of, timeout_of
 from jobpool.message.envelope import JobEnvelope, decode, encode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (

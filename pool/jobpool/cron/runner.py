@@ -22,9 +22,9 @@ from jobpool.cron.firing import GRACE, Firing, FiringStatus
 from jobpool.cron.records import AHEAD, SILENT, SILENT_MEND, Memory, Owner, load, silent_until
 from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import Means, Tick, for_instant
-from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.errors import ConfigurationError, JobpoolError, check_seconds
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
-from jobpool.message.definition import JobDefinition, check_seconds, rfc3339
+from jobpool.message.definition import JobDefinition, rfc3339
 
 LOOK_EVERY = 1.0
 """Seconds for which a scheduler sleeps at most while this machine's wall clock counts: somebody may set it."""

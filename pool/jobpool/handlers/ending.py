@@ -21,10 +21,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import jobpool.errors
-from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_delay
+from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_seconds
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
+from jobpool.message.payload import json_form
 from jobpool.message.printable import headline
 from jobpool.message.results import capped
 
@@ -67,7 +68,7 @@ def of_error(error: BaseException, cap: int) -> Ending:
         kind = ResultKind.UNRECOVERABLE
     elif isinstance(error, Retry | Snooze):
         try:
-            after = check_delay(error.after)
+            after = check_seconds(error.after, "after")
             kind = ResultKind.RETRY if isinstance(error, Retry) else ResultKind.SNOOZE
         except Exception as refused:  # noqa: BLE001 - the handler has put there what it liked
             more = f" ({refused})"
@@ -241,9 +242,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         with suppress(UnicodeDecodeError):
             return value.decode()
-    if callable(getattr(value, "model_dump", None)):
-        return value.model_dump()
-    return _shown(value)
+    known = json_form(value)
+    return _shown(value) if known is value else known
 
 
 def _shown(value: object) -> str:

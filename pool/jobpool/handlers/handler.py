@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from functools import cached_property
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.errors import ConfigurationError, InvalidJob, check_seconds
 from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
 from jobpool.handlers.conversion import Mismatch
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
-from jobpool.message.definition import MOST_RETRIES, check_int, check_result_ttl, check_seconds
+from jobpool.message.definition import MOST_RETRIES, check_int, check_result_ttl
 from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue, nearest_word
 from jobpool.message.outcome import ExecutionResult
 from jobpool.message.results import JobHandle
@@ -75,12 +76,12 @@ class Handler(Generic[P, R]):
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
         backoff: str | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
         allow_daemons: bool = False,
         ack_in_transaction: bool = False,
-        result_ttl: float | None = None,
+        result_ttl: float | timedelta | None = None,
     ) -> None:
         if not callable(function):
             raise ConfigurationError(f"a handler is a function, or a class with a method run, and not {function!r}")

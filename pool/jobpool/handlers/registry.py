@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 
@@ -101,12 +102,12 @@ class HandlerRegistry:
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
         backoff: str | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
         allow_daemons: bool = False,
         ack_in_transaction: bool = False,
-        result_ttl: float | None = None,
+        result_ttl: float | timedelta | None = None,
     ) -> _Decorator: ...
 
     def handler(self, name: Any = None, **options: Any) -> Any:
@@ -126,7 +127,7 @@ class HandlerRegistry:
             max_retries: Runs after the first that fails, >= 0, for jobs that set none; None = the pool's policy.
             backoff: The waits before its retries, as the setting `retry` has them, such as `"exponential base=5s"`;
                 None = the pool's.
-            timeout: Seconds, 0 = unlimited, for jobs that set none; None = the pool's default.
+            timeout: Seconds or a `timedelta`, 0 = unlimited, for jobs that set none; None = the pool's default.
             before_run: Called with the context before the handler; its errors fail the attempt.
             after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
             allow_daemons: Let processes live that an attempt leaves behind, until its child ends.
@@ -223,7 +224,7 @@ class HandlerRegistry:
         *,
         max_retries: int | None = None,
         backoff: str | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
     ) -> None:
@@ -243,7 +244,7 @@ class HandlerRegistry:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         options: dict[str, Any] = {"max_retries": max_retries, "backoff": backoff, "timeout": timeout}
         options |= {"before_run": before_run, "after_run": after_run}
-        Handler(lambda _: None, name, **options)  # checks them
+        options["timeout"] = Handler(lambda _: None, name, **options).timeout  # which has checked them all
         known = self._kit.set_at.setdefault(name, place)
         if known != place:  # not the same module, imported under two names
             raise ConfigurationError(f"jobpool.builtin({name!r}) is called twice, {known} and {place}: set all at one")

@@ -14,7 +14,17 @@ from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
-from jobpool.message.outcome import Contended, NewerWire, NotRun, Outcome, Snoozed, Succeeded, UnknownHandler
+from jobpool.message.outcome import (
+    Contended,
+    Expired,
+    HandlerNotAllowed,
+    NewerWire,
+    NotRun,
+    Outcome,
+    Snoozed,
+    Succeeded,
+    UnknownHandler,
+)
 from jobpool.message.printable import headline
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Release, Settled, Settlement
 from jobpool.message.units import format_duration
@@ -77,6 +87,8 @@ def _take_in(pool: Pool, inspected: Inspected) -> None:
         fields = {"id": lease.id, "queue": lease.queue, "version": outcome.version}
         mend = "it is given back for a newer jobpool to run: upgrade this one"
         pool.note("warning", "a message is of a newer version", **fields, mend=mend)
+    elif isinstance(outcome, Expired | HandlerNotAllowed):
+        delivery.handler = lease.envelope.job  # for the log of its death
     if outcome is None:
         pool.ready.append(delivery)
     else:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from jobpool.clock import Clock, SystemClock
-from jobpool.errors import InvalidJob
+from jobpool.errors import InvalidJob, check_seconds
 from jobpool.message import producer as producers
-from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_int, check_seconds
+from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_int, check_may_start
 from jobpool.message.names import check_name
 from jobpool.message.payload import check_payload
 from jobpool.message.producer import Enqueues
@@ -31,7 +31,8 @@ class JobBuilder:
     """A collector of a job's fields; it ends with `to_definition()` or `dispatch()`, both of which may be called again.
 
     Every other method changes one field and returns the builder. Meaning and bounds are those of `JobDefinition`, and
-    are checked when the definition is made; payload, expression, zone and misfire policy at once. The cron helpers
+    are checked when the definition is made; payload, expression, zone and misfire policy at once. Where seconds are
+    asked for, a `timedelta` will do. The cron helpers
     overwrite only the fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare
     `weekdays()` each minute of them.
 
@@ -84,7 +85,7 @@ class JobBuilder:
         """Set the runs in all, >= 1: `max_retries` + 1."""
         return self._put("max_retries", check_int(attempts, "max_attempts", 1, MOST_RETRIES + 1) - 1)
 
-    def timeout(self, seconds: float | None) -> Self:
+    def timeout(self, seconds: float | timedelta | None) -> Self:
         return self._put("timeout", seconds)
 
     def scheduled_at(self, moment: datetime | None) -> Self:
@@ -94,8 +95,7 @@ class JobBuilder:
 
     def delay(self, wait: float | timedelta) -> Self:
         """Start not before this many seconds after the dispatch (>= 0). Takes the place of `scheduled_at`."""
-        seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
-        self._delay = check_seconds(seconds, "delay")
+        self._delay = check_seconds(wait, "delay")
         self._fields.pop("scheduled_at", None)
         return self
 
@@ -116,14 +116,14 @@ class JobBuilder:
     def identifier(self, identifier: str | None) -> Self:
         return self._put("identifier", identifier)
 
-    def expires_in(self, seconds: float | None) -> Self:
+    def expires_in(self, seconds: float | timedelta | None) -> Self:
         """Set seconds after the dispatch, > 0; if not started by then, the job becomes a dead letter `expired`."""
         return self._put("expires_in", seconds)
 
     def concurrency_key(self, key: str | None) -> Self:
         return self._put("concurrency_key", key)
 
-    def result_ttl(self, seconds: float | None) -> Self:
+    def result_ttl(self, seconds: float | timedelta | None) -> Self:
         """Let the broker keep what the handler returns for these seconds, 30 days at most; 0 = not at all."""
         return self._put("result_ttl", seconds)
 
@@ -133,6 +133,8 @@ class JobBuilder:
         Each is enqueued with the ack of the one before, so one that dies ends the chain. `previous`: it finds what the
         one before returned in `ctx.previous`.
         """
+        if not isinstance(previous, bool):
+            raise InvalidJob(f"previous is True or False, not {previous!r}")
         definition = definition_of(job)
         asked = definition.with_previous([]) if previous else definition
         return self._put("then", (*self._fields.get("then", ()), asked))
@@ -236,14 +238,17 @@ class JobBuilder:
         )
 
     def to_definition(self) -> JobDefinition:
-        """Return the definition; `delay` counts from now. Raises `InvalidJob`: a field is out of bounds."""
+        """Return the definition; `delay` counts from now.
+
+        Raises `InvalidJob`: a field is out of bounds, or it expires before it may start.
+        """
         values = dict(self._fields)
+        now = datetime.fromtimestamp(self._clock.wall(), UTC)
         if self._delay is not None:
-            now = datetime.fromtimestamp(self._clock.wall(), UTC)
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
         if self._cron is not _NO_CRON:
             values["cron_expression"] = " ".join(self._cron.values())
-        return JobDefinition(self._handler, self._payload, **values)
+        return check_may_start(JobDefinition(self._handler, self._payload, **values), now)
 
     def dispatch(self, backend: Enqueues | None = None) -> JobHandle:
         """Enqueue the job and return its id, as a handle.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from jobpool.errors import LONGEST_WAIT_S, ConfigurationError, InvalidJob, Unsupported
+from jobpool.errors import LONGEST_WAIT_S, ConfigurationError, InvalidJob, Unsupported, check_seconds
 from jobpool.message.guards import keyless
 from jobpool.message.names import DEFAULT_QUEUE, check_identifier, check_name, check_queue
 from jobpool.message.payload import check_payload
@@ -105,9 +105,7 @@ class JobDefinition:
         if self.timeout is not None:
             _set(self, "timeout", check_seconds(self.timeout, "timeout"))
         if self.expires_in is not None:
-            _set(self, "expires_in", check_seconds(self.expires_in, "expires_in"))
-            if not self.expires_in:
-                raise InvalidJob("expires_in must be more than 0 seconds: leave it out for a job that never expires")
+            _set(self, "expires_in", check_seconds(self.expires_in, "expires_in", zero=False))
         if self.result_ttl is not None:
             _set(self, "result_ttl", check_result_ttl(self.result_ttl))
         if self.scheduled_at is not None:
@@ -297,18 +295,24 @@ def check_enqueue_to(job: JobDefinition | Mapping[str, Any], allowed: Collection
             jobs += then
 
 
-def check_seconds(value: float, what: str) -> float:
-    """Return `value` as a float, or raise `InvalidJob`: seconds from 0 to a hundred years."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-        raise InvalidJob(f"{what} must be 0 to {LONGEST:.0f} seconds, not {value!r}")
-    return float(value)
-
-
-def check_result_ttl(value: float, what: str = "result_ttl") -> float:
-    """Return `value` as a float, or raise `InvalidJob`: seconds from 0 to 30 days."""
-    if check_seconds(value, what) > MAX_RESULT_TTL_S:
+def check_result_ttl(value: float | timedelta, what: str = "result_ttl") -> float:
+    """Return `value` as a float, or raise `InvalidJob`: seconds, or a `timedelta`, from 0 to 30 days."""
+    seconds = check_seconds(value, what)
+    if seconds > MAX_RESULT_TTL_S:
         raise InvalidJob(f"{what} is at most 30 days ({MAX_RESULT_TTL_S:.0f} seconds), not {value!r}")
-    return float(value)
+    return seconds
+
+
+def check_may_start(job: JobDefinition, now: datetime) -> JobDefinition:
+    """Return the job, or raise `InvalidJob`: if it is enqueued now, it expires before it may start."""
+    if job.expires_in is not None and job.scheduled_at is not None:
+        wait = (job.scheduled_at - now).total_seconds()
+        if wait >= job.expires_in:
+            raise InvalidJob(
+                f"job {job.handler!r} would never run: it starts after {wait:.12g} s at the earliest (delay,"
+                f" scheduled_at), and expires after {job.expires_in:.12g} s (expires_in), both from its enqueue"
+            )
+    return job
 
 
 def check_int(value: int, what: str, least: int, most: int) -> int:

@@ -18,6 +18,7 @@ from jobpool.errors import InvalidJob
 MAX_DEPTH = 64  # of a whole message. The payload and the meta sit one level down, so theirs is one less.
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
+_MAX_STEPS_SHOWN = 12  # of a path in an error
 _TOO_DEEP = f"nested more than {MAX_DEPTH - 1} deep, or inside itself"
 
 
@@ -37,7 +38,10 @@ def check_payload(value: Any, where: str = "payload") -> Any:
     try:
         return _copy(value, MAX_DEPTH - 1)
     except _PayloadError as refused:
-        path = where + "".join(reversed(refused.path))
+        steps = refused.path[::-1]
+        if len(steps) > _MAX_STEPS_SHOWN:
+            steps[5:-5] = ["…"]
+        path = where + "".join(steps)
         raise InvalidJob(f"{path}: {refused}") from None
 
 
@@ -115,17 +119,29 @@ def _copy_typed(value: Any, depth: int) -> Any:
         return _copy_dict(
             {name: list(one) if isinstance(one, set | frozenset) else one for name, one in fields.items()}, depth
         )
+    known = json_form(value)
+    if known is not value:
+        return _copy(known, depth)
+    from decimal import Decimal
+
+    if isinstance(value, Decimal):
+        raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
+    raise _PayloadError(f"JSON has no {type(value).__name__}; convert it to text, a number, a list or a dict")
+
+
+def json_form(value: Any) -> Any:
+    """Return a model as an object, and a finite `Decimal`, a path or a `UUID` as text; any other value itself.
+
+    Arguments and results have this rule in common.
+    """
     if callable(getattr(value, "model_dump", None)):
-        return _copy(value.model_dump(mode="json", by_alias=True), depth)
+        return value.model_dump(mode="json", by_alias=True)
     from decimal import Decimal  # imported here: most producers need none of them
     from pathlib import PurePath
     from uuid import UUID
 
-    if isinstance(value, Decimal) and not value.is_finite():
-        raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
-    if isinstance(value, Decimal | PurePath | UUID):
-        return _text(str(value))
-    raise _PayloadError(f"JSON has no {type(value).__name__}; convert it to text, a number, a list or a dict")
+    is_known = value.is_finite() if isinstance(value, Decimal) else isinstance(value, PurePath | UUID)
+    return str(value) if is_known else value
 
 
 def _text(value: str) -> str:
@@ -137,5 +153,5 @@ def _text(value: str) -> str:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise _PayloadError(f"the key {key!r} is a {type(key).__name__}; JSON keys are strings")
+        raise _PayloadError(f"the key {key!r} is of type {type(key).__name__}; JSON keys are strings")
     return _text(key)

@@ -113,7 +113,7 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
         ),
         pytest.param(
             "import jobpool\n\n@jobpool.handler(timeout='60s')\ndef f(): ...\n",
-            "seconds, not '60s' ({file}:3)",
+            "seconds, or a timedelta, not '60s' ({file}:3)",
             id="an option out of bounds, at the app's line",
         ),
         pytest.param(

@@ -125,7 +125,7 @@ def test_a_wait_that_the_handler_has_spoilt_is_a_failed_attempt(kind: type[Retry
     error.after = "soon"  # type: ignore[assignment]
     made = attempt(raising(error))
     assert (made.kind, made.after) == (ResultKind.FAILED, 0.0)
-    assert made.error.endswith("(after must be 0 to 3162240000 seconds, not 'soon')")
+    assert made.error.endswith("(after must be 0 to 3162240000 seconds, or a timedelta, not 'soon')")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -163,6 +164,15 @@ def test_a_bad_option_is_refused(registry: HandlerRegistry) -> None:
             decorate(build_report)
         assert text in str(raised.value), options
         assert registry.names() == [], options
+
+
+def test_seconds_may_be_a_timedelta(registry: HandlerRegistry) -> None:
+    minute = timedelta(minutes=1)
+    made = registry.handler("report", timeout=minute, result_ttl=minute)(build_report)
+    registry.builtin("url", timeout=minute)
+    [url] = [info for info in registry.built_in_infos() if info.name == "url"]
+    found = made.timeout, made.result_ttl, made.info.timeout, url.timeout
+    assert [(value, type(value)) for value in found] == [(60.0, float)] * 4
 
 
 def test_an_unknown_option_is_answered_with_what_is_meant(registry: HandlerRegistry) -> None:

@@ -48,7 +48,8 @@ def test_what_cannot_be_is_refused_with_the_bound(jobpool: Jobpool) -> None:
         (["--unique"], "unique needs an idempotency_key"),
         (["--idempotency-key", "k" * 10_240], "idempotency_key"),
         (["--single-instance", "--job-name", "n" * 10_240], "1 to 255 printable characters"),
-        (["--expires-in", "0"], "expires_in must be more than 0 seconds"),
+        (["--expires-in", "0"], "expires_in must be more than 0 and at most 3162240000 seconds"),
+        (["--expires-in", "1m", "--delay", "1m"], "it starts after 60 s at the earliest"),
     ]:
         result = jobpool("enqueue", "report", *words)
         assert result.exit_code != 0, words

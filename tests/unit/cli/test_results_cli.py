@@ -87,6 +87,7 @@ def test_each_lack_of_a_result_has_its_exit_code(jobpool: Jobpool, broker: Queue
     for words, code, said in (
         ((dead,), 1, "failed for good"),
         (("never",), 3, "no job never is known"),
+        (("",), 3, "no job '' is known"),
         ((large,), 3, "has 11 bytes"),
         ((waiting,), 4, "has not ended: it is waiting"),
         ((waiting, "--timeout", "0.1s"), 4, "has not ended"),

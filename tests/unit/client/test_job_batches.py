@@ -339,6 +339,8 @@ def test_results_that_json_does_not_know_are_handed_on_as_text(jobs: Jobs, run: 
 def test_what_is_no_job_cannot_come_after_one() -> None:
     with pytest.raises(InvalidJob, match="not a job"):
         JobBuilder("a").then("b")  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="previous is True or False, not 'yes'"):
+        JobBuilder("a").then(JobDefinition("b"), previous="yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="then is a list of definitions"):
         JobDefinition("a", then=("b",))  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.master.dead_letter_jobs import LOOK_EVERY_S, DeadLetterJobs
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import Expired, Outcome, Rejected, ResultKind
+from jobpool.message.outcome import Expired, HandlerNotAllowed, Outcome, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Nack
 from jobpool.message.signing import EnvelopeSigner
 
@@ -63,6 +63,13 @@ def test_what_is_forwarded_of_what_never_ran(outcome: Outcome, copies: int) -> N
     follow_ups = stage.verdict(Abandon).follow_ups
     assert len(follow_ups) == copies
     assert [copy.payload["_dlq_metadata"]["attempts"] for copy in follow_ups] == [0] * copies
+
+
+def test_the_line_of_a_death_without_a_run_names_the_handler_if_that_can_be_believed() -> None:
+    for outcome, named in [(Expired(), "report"), (HandlerNotAllowed("report"), "report"), (Rejected("forged"), None)]:
+        stage = Stage(workers=1).boot()
+        stage.lease("report", outcome=outcome)
+        assert [note.fields.get("handler") for note in stage.pool.notes if note.level == "critical"] == [named], outcome
 
 
 def test_a_copy_that_the_backend_would_refuse_is_left_out_and_said() -> None:

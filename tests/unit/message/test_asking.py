@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from jobpool.errors import LONGEST_WAIT_S, InvalidJob, Retry, Snooze
 
 
 @pytest.mark.parametrize("kind", [Retry, Snooze])
-@pytest.mark.parametrize("after", [0, 0.5, 90, LONGEST_WAIT_S])
-def test_a_delay_of_a_hundred_years_at_most(kind: type[Retry | Snooze], after: float) -> None:
-    asked = kind(after)
-    assert (asked.after, type(asked.after)) == (after, float)
-    assert str(after) in str(asked)
+@pytest.mark.parametrize("after", [0, 0.5, 90, LONGEST_WAIT_S, timedelta(seconds=90)])
+def test_a_delay_of_a_hundred_years_at_most(kind: type[Retry | Snooze], after: float | timedelta) -> None:
+    asked, seconds = kind(after), after.total_seconds() if isinstance(after, timedelta) else after
+    assert (asked.after, type(asked.after)) == (seconds, float)
+    assert f" {seconds:.12g} s" in str(asked)
 
 
 @pytest.mark.parametrize("kind", [Retry, Snooze])
@@ -26,5 +27,5 @@ def test_the_reason_is_the_text(kind: type[Retry | Snooze]) -> None:
 @pytest.mark.parametrize("kind", [Retry, Snooze])
 @pytest.mark.parametrize("after", [-1, -0.001, -math.inf, math.nan, math.inf, 1e30, "5", None, True])
 def test_what_is_no_delay_is_refused(kind: type[Retry | Snooze], after: Any) -> None:
-    with pytest.raises(InvalidJob, match="after must be 0 to 3162240000 seconds, not"):
+    with pytest.raises(InvalidJob, match="after must be 0 to 3162240000 seconds, or a timedelta, not"):
         kind(after)

@@ -153,6 +153,33 @@ class TestDelay:
             with row(wait), pytest.raises(InvalidJob, match="delay must be 0 to"):
                 JobBuilder("report").delay(wait)  # type: ignore[arg-type]
 
+    def test_all_steps_of_seconds_take_a_timedelta(self) -> None:
+        minute = timedelta(minutes=1)
+        made = JobBuilder("report").timeout(minute).expires_in(minute).result_ttl(minute).to_definition()
+        found = made.timeout, made.expires_in, made.result_ttl
+        assert [(value, type(value)) for value in found] == [(60.0, float)] * 3
+        with pytest.raises(InvalidJob, match="timeout must be 0 to 3162240000 seconds, or a timedelta, not"):
+            JobBuilder("report").timeout(-minute).to_definition()
+
+    def test_what_would_expire_before_it_may_start_is_refused(self) -> None:
+        def timed(step: str, value: object) -> JobBuilder:
+            builder = JobBuilder("report", clock=ManualClock(wall=NOON.timestamp())).expires_in(60)
+            made: JobBuilder = getattr(builder, step)(value)
+            return made
+
+        for step, late, early in [
+            ("delay", 60, 59.9),
+            ("scheduled_at", NOON + timedelta(seconds=60), NOON + timedelta(seconds=59)),
+        ]:
+            for refused in (timed(step, late).to_definition, lambda: JobBuilder("a").then(timed(step, late))):  # noqa: B023
+                with row(step), pytest.raises(InvalidJob) as raised:
+                    refused()
+                assert str(raised.value) == (
+                    "job 'report' would never run: it starts after 60 s at the earliest (delay, scheduled_at), and"
+                    " expires after 60 s (expires_in), both from its enqueue"
+                )
+            assert timed(step, early).to_definition().expires_in == 60.0, step
+
 
 class TestChecks:
     def test_the_payload_is_checked_and_copied_at_once(self) -> None:

@@ -137,7 +137,7 @@ def test_what_is_out_of_bounds_is_refused_by_name() -> None:
         ("priority float", {"priority": 5.0}, r"priority must be .* not 5.0"),
         ("retries low", {"max_retries": -1}, r"max_retries must be a whole number from 0"),
         ("retries high", {"max_retries": 2**31}, r"max_retries must be"),
-        ("timeout low", {"timeout": -0.1}, r"timeout must be 0 to \d+ seconds, not -0.1"),
+        ("timeout low", {"timeout": -0.1}, r"timeout must be 0 to \d+ seconds, or a timedelta, not -0.1"),
         ("timeout infinite", {"timeout": float("inf")}, r"timeout must be .* not inf"),
         ("timeout nan", {"timeout": float("nan")}, r"timeout must be .* not nan"),
         ("timeout bool", {"timeout": True}, r"timeout must be .* not True"),
@@ -176,8 +176,8 @@ def test_what_is_out_of_bounds_is_refused_by_name() -> None:
         ("concurrency key", {"concurrency_key": "a\tb"}, r"concurrency_key .* printable"),
         ("id long", {"identifier": "a" * 129}, r"identifier .* 1 to 128"),
         ("id empty", {"identifier": ""}, r"identifier '' is refused"),
-        ("expires_in 0", {"expires_in": 0}, r"expires_in must be more than 0 seconds"),
-        ("expires_in negative", {"expires_in": -1}, r"expires_in must be 0 to"),
+        ("expires_in 0", {"expires_in": 0}, r"expires_in must be more than 0 and at most"),
+        ("expires_in negative", {"expires_in": -1}, r"expires_in must be more than 0 and at most"),
         ("expires_in nan", {"expires_in": float("nan")}, r"expires_in must be"),
     ]:
         with row(case), pytest.raises(InvalidJob, match=text):

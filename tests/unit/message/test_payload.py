@@ -19,6 +19,7 @@ from payloads import json_values
 from support.tables import row
 
 from jobpool.errors import InvalidJob
+from jobpool.handlers.ending import plain as result_of
 from jobpool.message.payload import LARGEST_INT, MAX_DEPTH, SMALLEST_INT, check_payload
 
 
@@ -73,6 +74,7 @@ def test_what_annotations_read_from_json_can_be_given_at_any_depth() -> None:
     for value, plain in TYPED:
         assert check_payload(value) == plain, value
         assert check_payload({"a": [(value,)]}) == {"a": [[plain]]}, value
+        assert result_of({"a": [(value,)]}) == {"a": [[plain]]}, "the same rule holds for what a handler returns"
     assert check_payload({"line": Line(DAY)})["line"]["tags"] == []
 
 
@@ -145,11 +147,11 @@ def test_what_json_cannot_carry_is_refused_with_its_path() -> None:
         ("decimal nan", [decimal.Decimal("nan")], r"payload\[0\]: Decimal\('NaN'\) is not a number"),
         ("a class, not a member", {"a": Line}, r"payload\.a: JSON has no classes, such as Line"),
         ("object", [object()], r"payload\[0\]: JSON has no object"),
-        ("key", {"a": {7: 1}}, r"payload\.a\[7\]: the key 7 is a int; JSON keys are strings"),
+        ("key", {"a": {7: 1}}, r"payload\.a\[7\]: the key 7 is of type int; JSON keys are strings"),
         ("odd key in the path", {"a b": {"c": {1}}}, r"payload\['a b'\]\.c: JSON has no set"),
         ("lone surrogate", {"t": "\ud800"}, r"payload\.t: the text holds a lone surrogate"),
         ("surrogate in a key", {"\udfff": 1}, r"payload\['\\udfff'\]: the text holds a lone surrogate"),
-        ("loop", inside_itself(), r"payload(\[0\]){63}: nested more than 63 deep, or inside itself"),
+        ("loop", inside_itself(), r"payload(\[0\]){5}…(\[0\]){5}: nested more than 63 deep, or inside itself"),
         ("nan in a subclass", Price("nan"), r"payload: nan is not"),
     ]:
         with row(case), pytest.raises(InvalidJob, match=f"^{text}"):
