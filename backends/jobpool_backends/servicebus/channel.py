@@ -17,7 +17,7 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
+from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, is_refused, words
 from jobpool_backends.servicebus.internals import close_or_cut_off, is_broken, log, remember_clients
 
 # Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more.
@@ -54,7 +54,7 @@ class Channel(Generic[H]):
 
         `deadline` is of `time.monotonic()`; None = the address's timeout from now. Not `patiently`: try again only when
         the handler had been idle, so that most likely nothing was done. Raises one of `LOST` as it is, and anything
-        else explained.
+        else explained: at once when nothing listens there.
         """
         give_up = time.monotonic() + self.address.timeout if deadline is None else deadline
         pause = 0.05
@@ -73,7 +73,7 @@ class Channel(Generic[H]):
                         raise self._explain(error) from None
                 except Exception as error:  # noqa: BLE001 - explained, without a chain that hides the sentence
                     late = time.monotonic() + pause >= give_up
-                    if late or not (patiently or is_stale):
+                    if late or not (patiently or is_stale) or is_refused(error):
                         raise self._explain(error) from None
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)

@@ -96,6 +96,11 @@ def too_large(queue: str, size: int | None, limit: int | None) -> str:
     )
 
 
+def is_refused(error: BaseException) -> bool:
+    """Return whether nothing listens there."""
+    return any(isinstance(each, ConnectionRefusedError) for each in _wrapped(error))
+
+
 def _network(error: BaseException, timeout: float) -> str:
     found = (each for each in _wrapped(error) if isinstance(each, OSError) and not isinstance(each, TimeoutError))
     beneath = next((each for each in found if each.errno is not None), None)  # the operating system's

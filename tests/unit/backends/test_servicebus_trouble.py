@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+import time
+from contextlib import closing
 
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
+from support.servers.ports import free_port
 from support.tables import row
 
 from jobpool.broker.opening import redact
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, InvalidJob, WriteRefused
 from jobpool_backends.servicebus import ServiceBusBackend
-from jobpool_backends.servicebus.address import Address, read_address
+from jobpool_backends.servicebus.address import DEFAULT_TIMEOUT, Address, read_address
 from jobpool_backends.servicebus.errors import explain, too_large
 
 WITH_KEY = Address("shop.servicebus.windows.net", "Endpoint=…", timeout=7.0)
@@ -185,3 +188,12 @@ def test_to_open_one_connects_to_nothing() -> None:
     assert backend.namespace.named_queues() == []
     backend.close()
     backend.close()
+
+
+def test_a_host_on_which_nothing_listens_is_told_at_once() -> None:
+    url = EMULATOR.replace("127.0.0.1:5672", f"127.0.0.1:{free_port()}")
+    with closing(ServiceBusBackend.from_url(url)) as backend:
+        begun = time.monotonic()
+        with pytest.raises(BackendUnavailable, match="refuses connections: nothing listens there"):
+            backend.stats("orders")
+        assert time.monotonic() - begun < DEFAULT_TIMEOUT / 2
