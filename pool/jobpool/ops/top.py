@@ -154,7 +154,7 @@ def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> Sl
     state = child.state.name.lower()
     if not master.pid or child.pid != master.pid or master.state == "dying":
         state = master.state or "empty"
-    busy = child.state is ChildState.BUSY and state in ("busy", "dying")
+    busy = child.state is ChildState.BUSY and child.pid == master.pid and state in ("busy", "dying")
     return SlotRow(
         slot=index,
         pid=master.pid,

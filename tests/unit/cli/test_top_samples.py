@@ -46,6 +46,15 @@ def test_an_idle_slot_shows_no_job_and_its_totals(tmp_path: Path) -> None:
     assert idle.age == 7.0
 
 
+@pytest.mark.parametrize("state", ["busy", "dying"])
+def test_a_child_that_the_master_does_not_show_yet_lends_its_job_to_no_other(tmp_path: Path, state: str) -> None:
+    _, board = publish(tmp_path)
+    with board:
+        board.slot(0).master.write(state=state, pid=1)
+        [pool] = sample(tmp_path)
+    assert (pool.rows[0].pid, pool.rows[0].job) == (1, "")
+
+
 def test_a_slot_that_was_never_filled_is_not_shown(tmp_path: Path) -> None:
     _, board = publish(tmp_path, slots=8)
     with board:
