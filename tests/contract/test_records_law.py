@@ -117,6 +117,12 @@ def test_what_has_ended_takes_no_place_in_a_page(harness: Harness, keys: KeyStor
     assert names(keys, limit=2) == ["b", "c"]
 
 
+def test_the_longest_time_of_all(harness: Harness, keys: KeyStore) -> None:
+    keys.put_records(SPACE, {"leap-day": b"1"}, LONGEST_RECORD_KEPT)
+    harness.advance(4 * 366 * 86400.0)
+    assert keys.get_record(SPACE, "leap-day") == b"1"
+
+
 def test_two_thousand_at_once(keys: KeyStore) -> None:
     keys.put_records(SPACE, {f"{number:05d}": b"x" * 50 for number in range(2000)}, 60.0)
     assert len(names(keys)) == 1000
