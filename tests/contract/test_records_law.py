@@ -12,7 +12,7 @@ from support.tables import row
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import LONGEST_RECORD, MOST_LINES, KeyStore
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.message.guards import LONGEST_KEPT, Guards, Hold
+from jobpool.message.guards import LONGEST_RECORD_KEPT, Guards, Hold
 
 pytestmark = pytest.mark.needs("key_store")
 
@@ -117,6 +117,12 @@ def test_what_has_ended_takes_no_place_in_a_page(harness: Harness, keys: KeyStor
     assert names(keys, limit=2) == ["b", "c"]
 
 
+def test_the_longest_time_of_all(harness: Harness, keys: KeyStore) -> None:
+    keys.put_records(SPACE, {"leap-day": b"1"}, LONGEST_RECORD_KEPT)
+    harness.advance(4 * 366 * 86400.0)
+    assert keys.get_record(SPACE, "leap-day") == b"1"
+
+
 def test_two_thousand_at_once(keys: KeyStore) -> None:
     keys.put_records(SPACE, {f"{number:05d}": b"x" * 50 for number in range(2000)}, 60.0)
     assert len(names(keys)) == 1000
@@ -136,7 +142,7 @@ def test_what_is_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore) ->
         ],
         "ttl": [
             lambda ttl=ttl: keys.put_records(SPACE, {"one": b"1"}, ttl)
-            for ttl in (0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1)
+            for ttl in (0.0, -1.0, float("nan"), float("inf"), LONGEST_RECORD_KEPT + 1)
         ],
         "1 to 10000": [lambda limit=limit: keys.list_records(SPACE, limit=limit) for limit in (0, -1, 10_001)],
         str(LONGEST_RECORD): [

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jobpool.errors import InvalidJob
-from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_LINES, Begun, Guards, Rate, check_keep
+from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_RECORD_KEPT, MOST_LINES, Begun, Guards, Rate, check_keep
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_name, check_queue, storable
 from jobpool.message.units import check_count
@@ -101,13 +101,13 @@ class KeyStore:
         """Write each value under its key, in place of an older one; each ends `ttl` seconds from now.
 
         `space`: a name as queues have. Keys have 1 to 255 printable characters, values at most 256 KiB; `ttl` is above
-        0 and at most a year.
+        0 and at most five years.
         """
         for key, value in records.items():
             check_name(key, "the key of a record")
             _check_size(value)
         if records:
-            self._put_records(check_queue(space), records, check_keep(ttl, "ttl"))
+            self._put_records(check_queue(space), records, check_keep(ttl, "ttl", LONGEST_RECORD_KEPT))
 
     def get_record(self, space: str, key: str) -> bytes | None:
         """Return the value, or None when there is none or it has ended."""

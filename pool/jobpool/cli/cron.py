@@ -61,6 +61,10 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     """
     from jobpool.cron.service import opened, report, runner_of, say_output, serve, warn_of_unfit
 
+    if once and test_time is not None:
+        raise click.UsageError("--once and --test-time exclude each other")
+    if json_ and not once and test_time is None:
+        raise click.UsageError("--json is for --once or --test-time; a log of JSON lines is --log-format json")
     at = None if test_time is None else _parse_time(test_time)
     start = _start(session, flags)
     if not (once or at):

@@ -203,11 +203,14 @@ def open_standard_streams() -> None:
 # --- the order of words -----------------------------------------------------------------------------------------------
 
 
-def arrange(group: click.Group, words: Sequence[str], default: str, *, complete: bool = False) -> list[str]:
+def arrange(
+    group: click.Group, words: Sequence[str], default: str, *, complete: bool = False, above: click.Group | None = None
+) -> list[str]:
     """Return `words` with the verb (or `default`) in front, and options that preceded it after it.
 
     Args:
         complete: The words are an unfinished line: where nothing is written yet, any verb may follow.
+        above: The group that this one is a verb of.
 
     Raises:
         click.UsageError: The first word after the options is not a verb; the text names the nearest one.
@@ -230,12 +233,15 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
             for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
             if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
         )
+        if above is not None and above.get_command(ctx, verb) is not None:
+            meant = f"jobpool {verb}"
         near = meant or next(alike, "")
         hint = f"did you mean {near!r}?" if near else f"the verbs are {', '.join(verbs)}"
-        raise click.UsageError(f"{verb!r} is not a verb of jobpool; {hint}")
+        name = "jobpool" if above is None else f"jobpool {group.name}"
+        raise click.UsageError(f"{verb!r} is not a verb of {name}; {hint}")
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
     if isinstance(command, click.Group):
-        rest = arrange(command, rest, "list", complete=complete)
+        rest = arrange(command, rest, "list", complete=complete, above=group)
     return [verb, *rest]
 
 

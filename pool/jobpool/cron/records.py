@@ -23,7 +23,7 @@ from jobpool.broker.key_store import KeyStore, all_records
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable
 from jobpool.message.definition import rfc3339
-from jobpool.message.guards import LONGEST_KEPT, Rate
+from jobpool.message.guards import LONGEST_RECORD_KEPT, Rate
 
 SPACE = "cron"  # where the records, and the rights to run inline, are kept
 MEMORY = 86400.0  # seconds for which it is remembered who has the right to run an instant inline
@@ -221,7 +221,7 @@ class Memory:
             try:
                 newer = self._newer(self._keys, self._untold)
                 data = {name: json.encode(record) for name, record in newer.items()}
-                self._keys.put_records(SPACE, data, LONGEST_KEPT)
+                self._keys.put_records(SPACE, data, LONGEST_RECORD_KEPT)
                 self._untold = {}
             except BackendUnavailable:  # each call that is made in vain takes as long as a call may
                 self._is_silent = True

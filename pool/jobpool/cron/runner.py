@@ -29,6 +29,8 @@ from jobpool.message.definition import JobDefinition, rfc3339
 LOOK_EVERY = 1.0
 """Seconds for which a scheduler sleeps at most while this machine's wall clock counts: somebody may set it."""
 
+MOST_NAMED = 10  # schedules that one line of the log names
+
 LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
 
@@ -174,15 +176,16 @@ class CronRunner:
         return firings
 
     def _note_ahead(self, now: datetime) -> None:
-        """Say once of each schedule that is silent for long, because a clock was ahead and has been put back."""
-        for planned in self.planned:
-            seen = self._memory[planned].seen
-            if seen is None or seen <= now + AHEAD:
-                self._told_ahead.discard(planned.name)
-            elif planned.name not in self._told_ahead and self.serves(planned):
-                self._told_ahead.add(planned.name)
-                fields = {"name": planned.name, "until": rfc3339(seen), "now": rfc3339(now), "mend": SILENT_MEND}
-                log.warning(SILENT, extra={"fields": fields})
+        """Say once which schedules are silent for long, because a clock was ahead and has been put back."""
+        seen = {one.name: seen for one in self.planned if self.serves(one) and (seen := self._memory[one].seen)}
+        ahead = {name: until for name, until in seen.items() if until > now + AHEAD}
+        if new := ahead.keys() - self._told_ahead:
+            names = sorted(new)
+            shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED))
+            until = rfc3339(max(ahead[name] for name in names))
+            fields = {"name": shown, "until": until, "now": rfc3339(now), "mend": SILENT_MEND}
+            log.warning(SILENT, extra={"fields": fields})
+        self._told_ahead = set(ahead)
 
 
 def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:

@@ -15,10 +15,11 @@ from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.registry import DECLARED_SCHEDULES, SCHEDULE_CHECKS
 from jobpool.message.builder import PAYLOAD_TWICE, JobBuilder
 from jobpool.message.cron_fields import Misfire
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition
 from jobpool.settings import nearest
 
-QUEUED_ONLY = ("max_retries", "single_instance", "idempotency_key", "unique", "concurrency_key", "expires_in")
+_LOCKS = ("single_instance", "idempotency_key", "unique", "concurrency_key")
+QUEUED_ONLY = ("max_retries", *_LOCKS, "expires_in", "result_ttl")
 """Fields that mean something to messages only: a job that runs inline is none."""
 
 _all: list[Scheduler] = []
@@ -242,6 +243,7 @@ def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
     if definition.queue is not None:
         return None
     asked = [name for name in QUEUED_ONLY if getattr(definition, name)] + ["delay"] * is_delayed
+    asked += ["priority"] * (definition.priority != DEFAULT_PRIORITY)
     if not asked:
         return None
     return f"no queue, and what runs inline knows no {' and no '.join(asked)}: give it a queue, .queue(name)"

@@ -75,7 +75,7 @@ class Sleeper(Protocol):
 
 
 class Stop:
-    """A `Sleeper` of the real world. As a context on the main thread, SIGTERM and SIGINT end it.
+    """A `Sleeper` of the real world. As a context on the main thread, SIGTERM, SIGINT and SIGHUP end it.
 
     The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
     now. If that is resisted, the third ends the process, with status 128 + the signal's number. A pipe, and not an
@@ -107,7 +107,9 @@ class Stop:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by `nohup`
+            numbers = [number for number in SIGNALS if not (is_detached and number == signal.SIGHUP)]
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -270,7 +272,7 @@ def runner_of(start: CronStart, backend: QueueBackend, schedulers: list[Schedule
 
 
 def serve(start: CronStart, master: MasterPipe | None = None) -> None:
-    """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
+    """Fire what is due until SIGTERM, SIGINT or SIGHUP. Call it on the main thread.
 
     Until the app is imported and the broker has answered, those signals keep their old effect, so that a hanging import
     can be stopped. `master`: this process is a pool's own. It tells the master when nothing can refuse the start any
@@ -306,11 +308,21 @@ def serve(start: CronStart, master: MasterPipe | None = None) -> None:
 def warn_of_unfit(runner: CronRunner, environment: str | None) -> None:
     """Log a warning for each schedule that is served here and whose jobs the imported app cannot run.
 
-    And one if schedules name environments, but none names this one: it may be misspelt.
+    Also of one that is due each minute, or runs inline, perhaps because a step was forgotten. And one if schedules name
+    environments, but none names this one: it may be misspelt.
     """
     known = sorted({name for one in runner.planned for name in one.definition.environments})
     if environment and known and environment not in known:
         log.warning("no schedule names this environment", extra={"environment": environment, "named": known})
     for one in runner.planned:
-        if runner.serves(one) and (why := DEFAULT.unfit(one.definition)):
+        if not runner.serves(one):
+            continue
+        if why := DEFAULT.unfit(one.definition):
             log.warning("jobs of a schedule cannot run", extra={"fields": {"schedule": one.name, "why": why}})
+        if not one.entry.builder.is_timed:
+            mend = 'say when, such as .daily_at("06:30"), or .every_minute()'
+            log.warning("a schedule names no time", extra={"fields": {"schedule": one.name, "mend": mend}})
+        if one.is_inline and (queue := DEFAULT.queue_of(one.definition.handler)):
+            why = f"its handler names queue {queue!r}, but it runs inline, without retries"
+            fields = {"schedule": one.name, "why": why, "mend": f"write .queue({queue!r}), or handler.define(…)"}
+            log.warning("a schedule does not use its handler's queue", extra={"fields": fields})

@@ -23,14 +23,14 @@ from jobpool.message.capped_text import cap_text
 from jobpool.message.definition import JobDefinition, rfc3339
 from jobpool.message.printable import headline
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)  # signals that end a scheduler
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that end a scheduler
 INSTANT_KEY = "scheduled_for"
 """The key of `meta` under which a job finds its instant, RFC 3339 in UTC; one of the job's own stays."""
 
 MAX_STACK_BYTES = 6 * 1024
 """Bytes of a failed run's traceback that are logged: a pool reads 16 KiB a line from the scheduler beside it."""
 
-Waiting = tuple[Planned, Due, JobDefinition, str]  # a firing that waits to be enqueued with others, and its key
+Waiting = tuple[Planned, Due, list[tuple[JobDefinition, str]]]  # firings that wait to be enqueued with others; keys
 ENQUEUED_AT_ONCE = 1000
 """Firings that are enqueued together: four or five round trips for all of them, and one transaction of some 50 ms."""
 
@@ -137,17 +137,10 @@ class Tick:
             self._memory.note_seen(planned, due.last)
         elif (waits := self._may_wait(planned, due)) is not None:
             self._batch.append(waits)
-            if len(self._batch) >= ENQUEUED_AT_ONCE:
+            if sum(len(jobs) for *_, jobs in self._batch) >= ENQUEUED_AT_ONCE:
                 self._flush()
         else:
             self._flush()
-            if due.missed:
-                newest, count = due.missed[-1], len(due.missed)
-                first = f"more than {count} missed, the first before" if due.more else f"{count} missed, the first at"
-                why = f"{first} {rfc3339(due.missed[0])}"
-                self.firings.append(self._firing(planned, newest, FiringStatus.MISSED, why))
-                self._memory.note_seen(planned, newest)
-                self._memory.tell({planned.name: Record(newest, next=state.next)})
             self._fire_due(planned, due)
 
     def _is_due(self, planned: Planned) -> bool:
@@ -171,16 +164,16 @@ class Tick:
         return self._read_at is not None
 
     def _may_wait(self, planned: Planned, due: Due) -> Waiting | None:
-        """Return the firing, if it can be enqueued with others; None: it is dealt with by itself, in its order.
+        """Return the firings, if they can be enqueued with others; None: they are dealt with by themselves, in order.
 
         Only where an enqueue that failed can be repeated without harm, piece by piece.
         """
-        alone = len(due.fire) != 1 or due.missed or planned.is_inline or planned.definition.depends_on
+        alone = not due.fire or planned.is_inline or planned.definition.depends_on
         if alone or planned.definition.queue in self.silent or not self._means.backend.capabilities.key_store:
             return None
         try:
-            definition = for_instant(planned.entry.definition(), due.fire[0])
-            return planned, due, definition, firing_key(planned.name, due.fire[0])
+            jobs = [(for_instant(planned.entry.definition(), at), firing_key(planned.name, at)) for at in due.fire]
+            return planned, due, jobs
         except JobpoolError:
             return None  # it is told, by itself
 
@@ -189,36 +182,39 @@ class Tick:
         waiting, self._batch = self._batch, []
         if not waiting or self._stopped():
             return
-        if len(waiting) > 1:
-            try:
-                self._enqueue_all(waiting)
-                return
-            except BackendUnavailable as error:
-                self.silent |= {definition.queue: str(error) for _, _, definition, _ in waiting}
-            except JobpoolError:
-                pass  # one by one it is found out which
-        for planned, due, _, _ in waiting:
+        try:
+            self._enqueue_all(waiting)
+            return
+        except BackendUnavailable as error:
+            self.silent |= {planned.definition.queue: str(error) for planned, _, _ in waiting}
+        except JobpoolError:
+            pass  # one by one it is found out which
+        for planned, due, _ in waiting:
             self._fire_due(planned, due)
 
     def _enqueue_all(self, waiting: Sequence[Waiting]) -> None:
-        may = self._memory.may_enqueue([key for *_, key in waiting])
-        allowed = [(definition, key) for (_, _, definition, key), mine in zip(waiting, may, strict=True) if mine]
-        ids = iter(self._means.backend.enqueue_many_once(allowed))
-        first = iter(self._memory.is_first([key for _, key in allowed]))
+        asked = [job for *_, jobs in waiting for job in jobs]
+        may = self._memory.may_enqueue([key for _, key in asked])
+        allowed = [job for job, mine in zip(asked, may, strict=True) if mine]
+        ids = self._means.backend.enqueue_many_once(allowed)
+        first = self._memory.is_first([key for _, key in allowed])
+        enqueued = {key: (ident, is_first) for (_, key), ident, is_first in zip(allowed, ids, first, strict=True)}
         records: dict[str, Record] = {}
-        for (planned, due, definition, key), mine in zip(waiting, may, strict=True):
-            at = due.fire[0]
-            if mine:
-                firing = self._enqueued(planned, definition, at, key, next(ids), next(first))
-            else:
-                firing = self._firing(planned, at, FiringStatus.ALREADY)
-            self.firings.append(firing)
-            records |= self._note_fired(planned, firing)
+        for planned, due, jobs in waiting:
+            self._note_missed(planned, due)
+            for at, (definition, key) in zip(due.fire, jobs, strict=True):
+                if key in enqueued:
+                    firing = self._enqueued(planned, definition, at, key, *enqueued[key])
+                else:
+                    firing = self._firing(planned, at, FiringStatus.ALREADY)
+                self.firings.append(firing)
+                records |= self._note_fired(planned, firing)
             self._memory.note_seen(planned, due.last)
         self._memory.tell(records)
 
     def _fire_due(self, planned: Planned, due: Due) -> None:
         """Fire in order. After one that is to be tried again, or left for later, the others wait."""
+        self._note_missed(planned, due)
         since = self._memory[planned].seen or self._beginning
         for at in due.fire:
             if self._stopped():
@@ -230,6 +226,19 @@ class Tick:
                 return
             self._memory.tell(self._note_fired(planned, firing))
         self._memory.note_seen(planned, due.last)
+
+    def _note_missed(self, planned: Planned, due: Due) -> None:
+        """Note the instants that nothing makes up for; their record is that of the firing after them, if there is one.
+
+        Else it is told with the end of the turn.
+        """
+        if due.missed:
+            newest, count = due.missed[-1], len(due.missed)
+            first = f"more than {count} missed, the first before" if due.more else f"{count} missed, the first at"
+            why = f"{first} {rfc3339(due.missed[0])}"
+            self.firings.append(self._firing(planned, newest, FiringStatus.MISSED, why))
+            self._memory.note_seen(planned, newest)
+            self._new[planned.name] = Record(newest, next=self._memory[planned].next)
 
     def _note_fired(self, planned: Planned, firing: Firing) -> dict[str, Record]:
         """Note that its instant was dealt with, and return the record of it for others, if there is one."""

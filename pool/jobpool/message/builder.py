@@ -100,6 +100,11 @@ class JobBuilder:
         return self
 
     @property
+    def is_timed(self) -> bool:
+        """Return whether a step has said when it is due."""
+        return self._cron is not _NO_CRON
+
+    @property
     def is_delayed(self) -> bool:
         """True if it waits for a `delay`, and not for a fixed moment."""
         return self._delay is not None
@@ -246,7 +251,7 @@ class JobBuilder:
         now = datetime.fromtimestamp(self._clock.wall(), UTC)
         if self._delay is not None:
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
-        if self._cron is not _NO_CRON:
+        if self.is_timed:
             values["cron_expression"] = " ".join(self._cron.values())
         return check_may_start(JobDefinition(self._handler, self._payload, **values), now)
 
@@ -322,7 +327,7 @@ def definition_of(job: JobDefinition | JobBuilder) -> JobDefinition:
 def _check_unscheduled(job: JobBuilder) -> None:
     """Raise `InvalidJob` if a step was meant for a schedule: the job would run at once, as if it had none."""
     steps = [name for name in _OF_SCHEDULES if name in job._fields]
-    if job._cron is not _NO_CRON:
+    if job.is_timed:
         steps.insert(0, "cron times")
     if steps:
         raise InvalidJob(

@@ -137,7 +137,7 @@ def _check_items(field: _Field, items: list[str]) -> None:
 def _check_item(field: _Field, item: str) -> None:
     found = _ITEM.fullmatch(item)
     if found is None or (found["low"] == "*" and found["high"] is not None):
-        raise ValueError(f"{item!r} is none of that")
+        raise ValueError(f"{item!r} is none of that{_mend(field, item)}")
     low = field.least if found["low"] == "*" else _value(field, found["low"], item)
     if found["high"] is None and not found["step"]:
         return
@@ -157,8 +157,23 @@ def _value(field: _Field, word: str, item: str) -> int:
     if word in field.names:
         return field.names.index(word) + field.least
     if not word.isdigit() or not field.least <= int(word) <= field.most:
-        raise ValueError(f"{item!r} is none of that")
+        raise ValueError(f"{item!r} is none of that{_mend(field, item)}")
     return int(word)
+
+
+def _mend(field: _Field, item: str) -> str:
+    """Return what to write for some words of other programs; "" = nothing is known."""
+    if item == "?":
+        return ": write '*'"
+    if field.names is _DAYS and item.endswith("l") and item[:-1] in (*_DAYS, *"01234567"):
+        day = item[:-1]
+        return f": write 'L{_DAYS.index(day) if day in _DAYS else day}'"
+    if item.endswith("w") and not field.names:
+        return ": there is no 'W', the nearest weekday"
+    words = re.findall("[a-z]+", item)
+    if words and all(word[:3] in field.names for word in words):
+        return f": write {re.sub('[a-z]+', lambda word: word[0][:3], item)!r}"
+    return ""
 
 
 def _quoted(expression: object) -> str:

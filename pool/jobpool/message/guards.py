@@ -17,6 +17,7 @@ from jobpool.message.names import LONGEST_NAME
 IDEMPOTENCY_TTL = 86400.0  # seconds for which a key stays done, unless something else is said
 LONGEST_KEPT = 366 * 86400.0  # seconds: the longest that a done key can be remembered
 LONGEST_PLACE = LONGEST_NAME + 45  # characters in the name of a lock or limit: a job's name or key, after a word
+LONGEST_RECORD_KEPT = 5 * LONGEST_KEPT  # seconds: longer than from one leap day to the next
 MOST_PLACES = 1_000_000  # the largest concurrency or rate limit
 MOST_LINES = 100_000  # lines that one log of a broker's key store can keep
 RATE_WINDOW = 60.0  # seconds over which rates are counted: jobs a minute
@@ -101,8 +102,8 @@ def check_place(name: str, most: int) -> None:
         raise ConfigurationError(f"a limit is a whole number from 1 to {MOST_PLACES}, not {most!r}")
 
 
-def check_keep(seconds: float, what: str = "idempotency_ttl") -> float:
+def check_keep(seconds: float, what: str = "idempotency_ttl", most: float = LONGEST_KEPT) -> float:
     """Return `seconds`, or raise `ConfigurationError`: a done key is kept for more than 0 s and at most a year."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_KEPT:
-        raise ConfigurationError(f"{what} is more than 0 and at most {LONGEST_KEPT:.0f} seconds, not {seconds!r}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= most:
+        raise ConfigurationError(f"{what} is more than 0 and at most {most:.0f} seconds, not {seconds!r}")
     return float(seconds)

@@ -179,7 +179,7 @@ def test_what_never_fires_here_is_left_out_and_counted(jobpool: Jobpool, app: Ca
 
 def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBackend, app: Callable[..., str]) -> None:
     flag = app()
-    done = jobpool("cron", "run", "--once", "--test-time", "2026-07-01T02:30:59+02:00", flag, "--json")
+    done = jobpool("cron", "run", "--test-time", "2026-07-01T02:30:59+02:00", flag, "--json")
     assert [(row["name"], row["status"], row["at"]) for row in json.loads(done.stdout)] == [
         ("nightly", "fired", "2026-07-01T00:30:00Z"),
         ("clean_up", "fired", "2026-07-01T00:30:00Z"),
@@ -206,6 +206,19 @@ def test_jobs_that_cannot_run_are_warned_of(jobpool: Jobpool, app: Callable[...,
     assert "schedule=cleanup" in warnings[1]
 
 
+def test_what_a_schedule_has_probably_forgotten_is_warned_of(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    text = 'import jobpool\n@jobpool.handler(queue="sweeps")\ndef sweep(ctx): ...\n'
+    text += "scheduler = jobpool.Scheduler()\n"
+    text += 'scheduler.define("sweep").every_minute()\nscheduler.define(sweep.define()).named("untimed")\n'
+    text += 'scheduler.define(sweep.define()).named("well").daily()\n'
+    done = jobpool("cron", "run", "--once", app(text))
+    inline, untimed = [line for line in done.stderr.splitlines() if " WARNING " in line]
+    assert "schedule=sweep" in inline
+    assert "its handler names queue 'sweeps', but it runs inline" in inline
+    assert "schedule=untimed" in untimed
+    assert "a schedule names no time" in untimed
+
+
 def test_nothing_due_is_said(jobpool: Jobpool, app: Callable[..., str]) -> None:
     flag = app('import jobpool\nscheduler = jobpool.Scheduler()\nscheduler.define("a").queue("q").yearly()\n')
     done = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", flag)
@@ -220,6 +233,8 @@ MISTAKES = [
     pytest.param(("APP", "--test-time", "2026-07-01"), "no time zone: write 2026-07-01T00:00Z", 2, id="naive time"),
     pytest.param(("APP", "--test-time", "0001-01-01T00:00+01:00"), "outside the years 1 to 9999", 2, id="too early"),
     pytest.param(("APP", "--test-time", "9999-12-31T23:59-05:00"), "outside the years 1 to 9999", 2, id="too late"),
+    pytest.param(("APP", "--once", "--test-time", "2026-07-01T00:00Z"), "exclude each other", 2, id="two ways"),
+    pytest.param(("APP", "--json"), "--json is for --once or --test-time", 2, id="json of a log"),
     pytest.param(("APP", "--environment", ""), "--environment must not be empty", 2, id="no environment"),
     pytest.param(
         ("APP", "--cron-grace", "3d"), "less than or equal to 43200 s (12h00m), not '3d'", 2, id="grace too long"

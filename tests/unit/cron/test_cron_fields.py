@@ -128,6 +128,19 @@ def test_the_kind_goes_by_what_is_written() -> None:
         assert parse_fields(expression).kind is kind, expression
 
 
+def test_words_of_other_programs_are_named_in_ours() -> None:
+    for expression, mend in [
+        ("0 0 ? * 1", "write '*'"),
+        ("0 0 * * 5L", "write 'L5'"),
+        ("0 0 * * friL", "write 'L5'"),
+        ("0 0 * * Monday-Friday", "write 'mon-fri'"),
+        ("0 0 * September *", "write 'sep'"),
+        ("0 0 15W * *", "there is no 'W'"),
+    ]:
+        with row(expression), pytest.raises(InvalidJob, match=re.escape(mend)):
+            parse_fields(expression)
+
+
 def test_aliases_are_expressions_themselves() -> None:
     for alias, expression in ALIASES.items():
         assert parse_fields(alias) == parse_fields(f" {alias.upper()} ") == parse_fields(expression)

@@ -110,6 +110,10 @@ def _inline_expiry(scheduler: Scheduler) -> None:
     scheduler.define("a").expires_in(60)
 
 
+def _inline_order(scheduler: Scheduler) -> None:
+    scheduler.define("a").priority(1).result_ttl(60)
+
+
 def _inline_delay(scheduler: Scheduler) -> None:
     scheduler.define("a").delay(60)
 
@@ -142,6 +146,7 @@ def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
         (_inline_lock, [1], ["no single_instance and no concurrency_key", "give it a queue"]),
         (_inline_key, [1], ["no idempotency_key and no unique", "give it a queue"]),
         (_inline_expiry, [1], ["no expires_in", "give it a queue"]),
+        (_inline_order, [1], ["no result_ttl and no priority", "give it a queue"]),
         (_inline_delay, [1], ["no delay", "give it a queue"]),
         (_field, [1], ["priority"]),
         (_never, [1], ["0 0 30 2 *"]),

@@ -227,6 +227,19 @@ def test_a_clock_that_was_far_ahead_is_told_of_once(rig: CronRig, caplog: pytest
     assert told(rig.runner().run()) == [("a", 60, "fired")], "that is how it is mended"
 
 
+def test_many_schedules_of_a_clock_that_was_ahead_are_one_line(rig: CronRig, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(12):
+        rig.scheduler.define("a").named(f"a{number:02}").queue("reports").hourly()
+    rig.clock.set_wall(86400.0)
+    rig.runner().run()
+    rig.clock.set_wall(-86400.0)
+    with caplog.at_level("WARNING", "jobpool.cron"):
+        rig.runner().run()
+    [record] = caplog.records
+    names = ", ".join(f"a{number:02}" for number in range(10))
+    assert record.fields["name"] == f"{names} and 2 more"  # type: ignore[attr-defined]
+
+
 def test_a_clock_that_was_a_little_ahead_is_nothing_to_tell(rig: CronRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.scheduler.define("a").queue("reports").every_minute()
     rig.clock.set_wall(240.0)

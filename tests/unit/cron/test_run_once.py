@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime
+from datetime import UTC, date, datetime
 
 import pytest
 from support.cronrig import START, CronRig, minute, text, told
@@ -119,6 +119,40 @@ def test_a_record_that_could_not_be_written_is_written_by_the_next_turn(
     assert seen(rig) == START
 
 
+def test_a_yearly_firing_is_made_up_for_after_a_leap_year(rig: CronRig) -> None:
+    """Its record lives longer than the 366 days to the next one, and than those from one leap day to the next."""
+    rig.scheduler.define("a").named("tax").queue("reports").yearly()
+    rig.scheduler.define("a").named("leap").queue("reports").cron("0 0 29 2 *")
+    days = [date(2028, 1, 1), date(2028, 2, 29), date(2029, 1, 1), date(2032, 2, 29)]
+    rig.runner().run()
+    for day in days:
+        rig.clock.advance(
+            (
+                datetime(day.year, day.month, day.day, 0, 10, tzinfo=UTC)
+                - datetime.fromtimestamp(rig.clock.wall(), UTC)
+            ).total_seconds()
+        )
+        [firing] = [one for one in rig.runner().run() if one.status.value == "fired"]
+        assert firing.at.date() == day
+
+
+def test_missed_firings_are_made_up_for_together(rig: CronRig) -> None:
+    """A round trip or more for each would take minutes after an outage."""
+    for number in range(20):
+        rig.scheduler.define("a").named(f"job-{number}").queue("reports").misfire("one" if number % 2 else "all(5)")
+    runner = rig.runner()
+    runner.run()
+    rig.pass_minutes(30)
+    rig.backend.calls = rig.backend.key_calls = 0
+    firings = told(runner.run())
+    assert (rig.backend.calls, rig.backend.key_calls) == (1, 5)
+    assert firings[:2] == [("job-0", 25, "missed"), ("job-0", 26, "fired")]
+    assert [status for _, _, status in firings].count("fired") == 10 * 5 + 10
+    assert [status for _, _, status in firings].count("missed") == 20
+    assert len(rig.queued()) == 20 + 60
+    assert rig.runner().run() == [], "the records are there"
+
+
 def test_a_silent_broker_is_told_nothing_more_in_the_same_turn(rig: CronRig) -> None:
     """Each record of a missed instant would wait for as long as a call may."""
     for name in ("one", "two", "three"):
@@ -137,7 +171,7 @@ def test_a_silent_broker_is_told_nothing_more_in_the_same_turn(rig: CronRig) -> 
     runner._memory._keys = Deaf()  # type: ignore[assignment]
     runner._memory.read = lambda _: None  # type: ignore[method-assign]
     assert [status for _, _, status in told(runner.run())].count("missed") == 3
-    assert asked == ["get_record", "take_many"]
+    assert asked == ["take_many", "list_records"]
 
 
 # --- other releases and other apps ---------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_the_second_signal_ends_a_coroutine(rig: CronRig) -> None:
     async def long(_ctx: JobContext) -> None:
         import asyncio
 
-        asyncio.get_running_loop().call_soon(lambda: [kill(number) for number in SIGNALS])
+        asyncio.get_running_loop().call_soon(lambda: [kill(number) for number in SIGNALS[:2]])
         await asyncio.sleep(LONG)
 
     rig.scheduler.define("long")
@@ -78,9 +78,21 @@ def test_the_second_signal_ends_a_coroutine(rig: CronRig) -> None:
 
 def test_the_second_signal_between_two_jobs_raises_nothing() -> None:
     with Stop() as stop:
-        for number in SIGNALS:
+        for number in SIGNALS[:2]:
             kill(number)
         assert stop.stopped()
+
+
+def test_a_hang_up_that_nohup_ignores_is_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            kill(signal.SIGHUP)
+            assert not stop.stopped()
+            kill(signal.SIGTERM)
+            assert stop.stopped()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_third_signal_ends_the_process() -> None:
