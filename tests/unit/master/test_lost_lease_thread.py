@@ -52,7 +52,7 @@ def test_a_fault_of_a_backend_that_is_not_ours_is_not_told_as_ours(inbox: Inbox)
     [died] = inbox.take()
     stage = Stage(workers=1).boot()
     stage.tell(died)
-    assert notes(stage, f"a thread of the master failed: a fault in support, please report it")
+    assert notes(stage, "a thread of the master failed: a fault in support, please report it")
 
 
 def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it() -> None:
