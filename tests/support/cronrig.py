@@ -71,8 +71,8 @@ class CronRig:
 
         return run
 
-    def runner(self, name: str = "one", **options: Any) -> CronRunner:
-        return CronRunner(self.scheduler, self.backend, registry=self.registry, name=name, **options)
+    def runner(self, name: str = "one", scheduler: Scheduler | None = None, **options: Any) -> CronRunner:
+        return CronRunner(scheduler or self.scheduler, self.backend, registry=self.registry, name=name, **options)
 
     def pass_minutes(self, minutes: float) -> None:
         self.clock.advance(60.0 * minutes)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from msgspec.structs import replace
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
 from jobpool.broker.values import (
     Capabilities,
@@ -32,7 +30,6 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError, Unsupported
 from jobpool.message.lease import JobLease
 from jobpool_backends.memory import MemoryBackend
-from support.harnesses.base import Opener
 from support.harnesses.embedded import MemoryHarness
 
 
@@ -86,8 +83,15 @@ class Breakable(MemoryBackend):
         return broken
 
 
+class Faulty(MemoryBackend):
+    """One that is not ours, with a fault."""
+
+    def lost(self) -> list[JobLease]:
+        raise ZeroDivisionError
+
+
 class Plain(MemoryBackend):
-    """It has the parts without defaults, and no others. `PlainHarness` is what an author of such a backend writes."""
+    """It has the parts without defaults, and no others."""
 
     scheme: ClassVar[str] = "plain"
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -109,19 +113,9 @@ class Plain(MemoryBackend):
 
 
 class PlainHarness(MemoryHarness):
+    kind = Plain
     capabilities = Plain.capabilities
     without = ("edits", "dead_caps")
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._backend = Plain(clock=self.clock)
-
-    def connect(self, **options: Any) -> QueueBackend:
-        return Plain.from_url("plain://", clock=self.clock, **options) if options else self._backend
-
-    def opener(self) -> Opener:
-        live = Plain()
-        return lambda: live
 
 
 LITTLE = Capabilities(

@@ -18,7 +18,7 @@ from jobpool_backends.beanstalk.bulk import BulkChanger
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import add
 from jobpool_backends.beanstalk.fetch import Fetcher
-from jobpool_backends.beanstalk.inspect import Inspector, is_foreign
+from jobpool_backends.beanstalk.inspect import Inspector, foreign_queues
 from jobpool_backends.beanstalk.settle import Settler
 from jobpool_backends.beanstalk.wait import Prefetched, Waiter
 from jobpool_backends.reaping import NativeReaping
@@ -103,9 +103,8 @@ class BeanstalkBackend(QueueBackend):
 
     def foreign_queues(self) -> list[str]:
         """Return queues whose first jobs have no header of jobpool's. Blocks for two round trips a tube."""
-        queues, tube = self.queues(), self._connections.address.tube
         with self._connections.spare() as connection:
-            return [queue for queue in queues if is_foreign(connection, tube(queue))]
+            return foreign_queues(connection)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id

@@ -11,7 +11,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool_backends.beanstalk.connection import Stats, number
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.inspect import is_foreign, is_queue
+from jobpool_backends.beanstalk.inspect import foreign_queues
 
 MIN_VERSION = (1, 12)  # the first that reserves a job by its number, as dead letters need
 # Least value of `-z` at which every job that jobpool allows fits, with its header.
@@ -24,10 +24,9 @@ def diagnose(connections: Connections) -> list[Finding]:
     with connections.spare() as connection:
         [stats] = connection.stats()
         require_version(title, stats)
-        queues = {tube: queue for tube in connection.tubes() if (queue := connections.address.queue(tube))}
-        names = list(queues)
+        names = [tube for tube in connection.tubes() if connections.address.queue(tube)]
         left = [number(told, "pause-time-left") for told in connection.stats(names)]
-        foreign = sorted(tube for tube in names if is_queue(queues[tube]) and is_foreign(connection, tube))
+        foreign = list(map(connections.address.tube, foreign_queues(connection)))
     pauses = {tube: seconds for tube, seconds in zip(names, left, strict=True) if seconds}
     findings = [*judge(stats), judge_pauses(pauses)]
     if foreign:

@@ -268,12 +268,16 @@ class Inspector:
         self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
 
 
-def is_foreign(connection: Connection, tube: str) -> bool:
-    """Return whether the first jobs of this tube are all of other programs."""
-    connection.use(tube)
-    peeked = map(connection.job, connection.burst([b"peek-ready", b"peek-delayed", b"peek-buried"]))
-    jobs = [job for job in peeked if job is not None]
-    return bool(jobs) and not any(from_bytes(job.body, job.id)[0].ours for job in jobs)
+def foreign_queues(connection: Connection) -> list[str]:
+    """Return the queues whose first jobs are all of other programs, sorted. Blocks for two round trips a tube."""
+    foreign, found = [], map(connection.address.queue, connection.tubes())
+    for queue in sorted(name for name in found if name and is_queue(name)):
+        connection.use(connection.address.tube(queue))
+        peeked = map(connection.job, connection.burst([b"peek-ready", b"peek-delayed", b"peek-buried"]))
+        jobs = [job for job in peeked if job is not None]
+        if jobs and not any(from_bytes(job.body, job.id)[0].ours for job in jobs):
+            foreign.append(queue)
+    return foreign
 
 
 def require_dead(where: MessageFilter) -> None:

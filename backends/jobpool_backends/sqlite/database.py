@@ -43,6 +43,7 @@ _LOCKED = (
     "database {path} was locked by another process, or by a transaction of this program (pass it as connection=), for"
     " {timeout:g} s: look for one that holds a transaction open (fuser {path}), or raise the option timeout"
 )
+_ALLOW = "allow this user to read and write it and its directory, or mount their file system for writing"
 _FORBIDDEN = "database {path} may not be used by this user: allow reading and writing"
 _ODD_TEXT = wait("database {path} holds a text that is not UTF-8: look for a row that was changed by hand")
 _MEANINGS = {
@@ -51,16 +52,10 @@ _MEANINGS = {
     sqlite3.SQLITE_FULL: take_no_writes(
         "the disk or the quota of database {path} is full: free some space; nothing was changed"
     ),
-    sqlite3.SQLITE_READONLY: wait(
-        "database {path} is read-only: allow this user to write to it and its directory, or mount their file system for"
-        " writing"
-    ),
+    sqlite3.SQLITE_READONLY: wait("database {path} is read-only: " + _ALLOW),
     sqlite3.SQLITE_PERM: wait(_FORBIDDEN),
     sqlite3.SQLITE_AUTH: wait(_FORBIDDEN),
-    sqlite3.SQLITE_CANTOPEN: wait(
-        "database {path} cannot be opened: allow this user to read and write it and its directory, or mount their file"
-        " system for writing"
-    ),
+    sqlite3.SQLITE_CANTOPEN: wait("database {path} cannot be opened: " + _ALLOW),
     sqlite3.SQLITE_NOTADB: wait("{path} is not a SQLite database: name another file"),
     sqlite3.SQLITE_CORRUPT: wait("database {path} is damaged: restore a copy, or try `sqlite3 {path} .recover`"),
     sqlite3.SQLITE_IOERR: wait(

@@ -40,7 +40,7 @@ from jobpool.errors import ClaimNotFound, InvalidJob
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import check_identifier, check_queue, storable
 from jobpool.message.printable import hides
-from jobpool.message.units import check_count, check_seconds
+from jobpool.message.units import check_count, check_seconds_between
 
 MOST_MESSAGES = 20  # in one claim, one `pop`, and one `delete_many`
 LEAST_TTL, MOST_TTL = 60.0, 43_200.0  # seconds: of a claim, and of its grace
@@ -148,8 +148,8 @@ class ClaimStore:
             if len(post.body) > MAX_BODY_BYTES:
                 raise InvalidJob(f"a message has {len(post.body)} bytes; at most {MAX_BODY_BYTES}")
             if post.life is not None:
-                check_seconds(post.life, "ttl of a message", LEAST_LIFE, MOST_LIFE)
-            check_seconds(post.delay, "delay", 0.0, MOST_DELAY)
+                check_seconds_between(post.life, "ttl of a message", LEAST_LIFE, MOST_LIFE)
+            check_seconds_between(post.delay, "delay", 0.0, MOST_DELAY)
         if posts:
             self._post(queue, posts)
         return [post.id for post in posts]
@@ -178,8 +178,8 @@ class ClaimStore:
         """
         check_queue(queue)
         check_count(limit, "limit", 1, MOST_MESSAGES)
-        check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
-        check_seconds(grace, "grace", LEAST_TTL, MOST_TTL)
+        check_seconds_between(ttl, "ttl", LEAST_TTL, MOST_TTL)
+        check_seconds_between(grace, "grace", LEAST_TTL, MOST_TTL)
         check_count(max_claims, "max_claims", 0, 2**31 - 1)
         if claim_id is not None and not _is_claim(claim_id):
             raise ValueError(f"a claim's id has 32 lower-case hex characters, not {str(claim_id)[:64]!r}")
@@ -200,9 +200,9 @@ class ClaimStore:
         `grace` None = as it was. Raises `ClaimNotFound`, as `get`: at its end it is too late, also when nobody has
         taken its messages.
         """
-        check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
+        check_seconds_between(ttl, "ttl", LEAST_TTL, MOST_TTL)
         if grace is not None:
-            check_seconds(grace, "grace", LEAST_TTL, MOST_TTL)
+            check_seconds_between(grace, "grace", LEAST_TTL, MOST_TTL)
         check_queue(queue)
         held = self._renew(queue, claim_id, float(ttl), grace) if _is_claim(claim_id) else None
         return _found(held, queue, claim_id)

@@ -377,7 +377,8 @@ def logged_failure(log_format: str, event: str) -> Iterator[None]:
             raise
         code, sentence, hint = explained(error)
         stacks = "\n".join(getattr(error, "__notes__", ()))
-        trace = stacks or (traceback.format_exc() if hint and code == FAILED else "")
+        is_fault = hint and code == FAILED
+        trace = stacks or (traceback.format_exc() if is_fault else "")
         fields = {"error": sentence} | ({"trace": trace} if trace else {})
         log.critical("the app does not load" if stacks else event, extra={"fields": fields})
         raise click.exceptions.Exit(code) from None

@@ -28,7 +28,7 @@ from jobpool.message.guards import LONGEST_RECORD_KEPT, Rate
 SPACE = "cron"  # where the records, and the rights to run inline, are kept
 MEMORY = 86400.0  # seconds for which it is remembered who has the right to run an instant inline
 TOLD_FOR = 3600.0
-"""Seconds for which it is remembered of what is enqueued who says so, and that no other release may run it inline."""
+"""Seconds for which it is remembered that a firing was enqueued, so no other release runs it inline, and who tells."""
 
 QUEUED = "queued"  # the common token of all schedulers that enqueue an instant, and do not run it inline
 
@@ -135,8 +135,9 @@ class Memory:
         """
         if self._keys is None:
             return
-        behind = any(state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values())
-        behind = behind or not self._has_read
+        behind = not self._has_read or any(
+            state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values()
+        )
         known = load(self._keys, self.planned) if behind or self._lost else {}
         for name, record in known.items() if behind else ():
             seen = self._states[name].seen
@@ -203,7 +204,7 @@ class Memory:
 
         Asked again, the answer is the same: a lost reply does no harm.
         """
-        if self._keys is None:
+        if self._keys is None or not names:
             return [True] * len(names)
         rates = [Rate(name, 1, seconds) for name in names]
         return [after == 0.0 for after in self._keys.take_many(SPACE, rates, token)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 
 from msgspec import Struct, structs
 
@@ -130,7 +131,9 @@ class Tick:
             self._memory.note_seen(planned, self._beginning)
             if self._means.serves(planned):
                 self._new[planned.name] = Record(self._beginning, next=state.next)
-        if not (self._is_due(planned) and self._is_fresh() and self._is_due(planned)) or self._stopped():
+        if not (self._is_due(planned) and self._is_fresh()):
+            return
+        if not self._is_due(planned) or self._stopped():  # others may have fired it meanwhile
             return
         due = decide(planned.schedule, planned.misfire, last=state.seen, now=self.now, grace=self._means.grace)
         if not self._means.serves(planned):
@@ -193,24 +196,34 @@ class Tick:
             self._fire_due(planned, due)
 
     def _enqueue_all(self, waiting: Sequence[Waiting]) -> None:
-        asked = [job for *_, jobs in waiting for job in jobs]
-        may = self._memory.may_enqueue([key for _, key in asked])
-        allowed = [job for job, mine in zip(asked, may, strict=True) if mine]
-        ids = self._means.backend.enqueue_many_once(allowed)
-        first = self._memory.is_first([key for _, key in allowed])
-        enqueued = {key: (ident, is_first) for (_, key), ident, is_first in zip(allowed, ids, first, strict=True)}
+        asked = [(planned, at, *job) for planned, due, jobs in waiting for at, job in zip(due.fire, jobs, strict=True)]
+        firings = iter(self._enqueue(asked))
         records: dict[str, Record] = {}
         for planned, due, jobs in waiting:
             self._note_missed(planned, due)
-            for at, (definition, key) in zip(due.fire, jobs, strict=True):
-                if key in enqueued:
-                    firing = self._enqueued(planned, definition, at, key, *enqueued[key])
-                else:
-                    firing = self._firing(planned, at, FiringStatus.ALREADY)
+            for firing in islice(firings, len(jobs)):
                 self.firings.append(firing)
                 records |= self._note_fired(planned, firing)
             self._memory.note_seen(planned, due.last)
         self._memory.tell(records)
+
+    def _enqueue(self, asked: Sequence[tuple[Planned, datetime, JobDefinition, str]]) -> list[Firing]:
+        """Enqueue the jobs of these instants, all or none, each with its key. Raises as `enqueue_many_once`."""
+        may = self._memory.may_enqueue([key for *_, key in asked])
+        jobs = [(definition, key) for (_, _, definition, key), mine in zip(asked, may, strict=True) if mine]
+        ids = {key: ident for (_, key), ident in zip(jobs, self._means.backend.enqueue_many_once(jobs), strict=True)}
+        ours = [key for key, ident in ids.items() if ident == once_id(key)]
+        first = dict(zip(ours, self._memory.is_first(ours), strict=True))
+        firings = []
+        for planned, at, definition, key in asked:
+            status, why, ident = FiringStatus.ALREADY, None, ids.get(key)
+            if ident and key not in first:
+                why = f"message {ident} has its unique key {definition.idempotency_key!r}"
+                status, ident = FiringStatus.SKIPPED, None
+            elif first.get(key):
+                status = FiringStatus.FIRED
+            firings.append(self._firing(planned, at, status, why, ident))
+        return firings
 
     def _fire_due(self, planned: Planned, due: Due) -> None:
         """Fire in order. After one that is to be tried again, or left for later, the others wait."""
@@ -265,11 +278,7 @@ class Tick:
                 return held
             definition = for_instant(planned.entry.definition(), at)
             if not planned.is_inline:
-                if not self._memory.may_enqueue([key])[0]:
-                    return self._firing(planned, at, FiringStatus.ALREADY)
-                ident = self._means.backend.enqueue_once(definition, key)
-                first = ident != once_id(key) or self._memory.is_first([key])[0]
-                return self._enqueued(planned, definition, at, key, ident, first)
+                return self._enqueue([(planned, at, definition, key)])[0]
             if not self._memory.may_run(key):
                 return self._firing(planned, at, FiringStatus.ALREADY)
             definition = replace(definition, identifier=once_id(key))
@@ -281,14 +290,6 @@ class Tick:
             return self._firing(planned, at, FiringStatus.FAILED, str(error))
         except Exception as error:  # noqa: BLE001 - of sync://, the job's own; and one failure never stops the rest
             return self._firing(planned, at, FiringStatus.FAILED, f"{type(error).__name__}: {error}")
-
-    def _enqueued(
-        self, planned: Planned, definition: JobDefinition, at: datetime, key: str, ident: str, is_first: bool
-    ) -> Firing:
-        if ident != once_id(key):
-            why = f"message {ident} has its unique key {definition.idempotency_key!r}"
-            return self._firing(planned, at, FiringStatus.SKIPPED, why)
-        return self._firing(planned, at, FiringStatus.FIRED if is_first else FiringStatus.ALREADY, ident=ident)
 
     def _held_back(self, planned: Planned, at: datetime, since: datetime) -> Firing | None:
         """Return why it may not fire, or not yet, because of what it depends on; None: it may."""

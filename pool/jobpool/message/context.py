@@ -201,23 +201,21 @@ def go_on(ctx: JobContext, returned: object, plain: Callable[[object], Any] = la
     if not (envelope.meta and envelope.then) or ctx._went_on:
         return
     ctx._went_on = True
-
-    def result() -> Any:
-        if returned is NO_RESULT:
-            raise Unsupported("the next job of the chain asks for the result, and ctx.ack comes before there is one")
-        return plain(returned)
-
-    [job] = next_of(envelope, result)
-    try:
+    [job] = next_of(envelope)
+    if job.previous is None:
         ctx.enqueue(job)
+        return
+    if returned is NO_RESULT:
+        raise Unsupported("the next job of the chain asks for the result, and ctx.ack comes before there is one")
+    result = plain(returned)
+    try:
+        ctx.enqueue(job.with_previous([result]))
     except InvalidJob as error:
-        if job.previous is None:
-            raise
         raise Unrecoverable(f"the result cannot be handed on by previous=True: {error}") from None
 
 
-def next_of(envelope: JobEnvelope, result: Callable[[], Any] = lambda: None) -> tuple[JobDefinition, ...]:
-    """Return the next job of its chain, alone; () = none comes after it. `result`: called if that asks for one.
+def next_of(envelope: JobEnvelope) -> tuple[JobDefinition, ...]:
+    """Return the next job of its chain, alone; () = none comes after it. If it asks for a result, it gets None.
 
     Raises `InvalidJob`: the message does not describe a job there.
     """
@@ -226,7 +224,7 @@ def next_of(envelope: JobEnvelope, result: Callable[[], Any] = lambda: None) -> 
     first, *rest = (JobDefinition.from_dict(job) for job in envelope.then)
     # The same id after a lost ack, so that the repeat makes no duplicate.
     identifier = first.identifier or sha256(f"{envelope.identifier} then {len(rest)}".encode()).hexdigest()[:16]
-    previous = None if first.previous is None else [result()]
+    previous = None if first.previous is None else [None]
     batch = first.batch or envelope.batch
     job = replace(first, then=tuple(rest), previous=previous, identifier=identifier, batch=batch)
     return (_with_trace(job, envelope),)

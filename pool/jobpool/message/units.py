@@ -46,7 +46,7 @@ def check_number(value: float, what: str, *, nan: bool = False) -> float:
     return float(value)
 
 
-def check_seconds(value: float, what: str, least: float, most: float) -> float:
+def check_seconds_between(value: float, what: str, least: float, most: float) -> float:
     """Return `value` as a float, or raise `ValueError`: a number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ValueError(f"{what} is {least:,.0f} to {most:,.0f} seconds, not {value!r}")

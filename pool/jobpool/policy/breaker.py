@@ -138,7 +138,7 @@ class Breakers:
         self._told_closed = closed
         self._lock = threading.Lock()
         self._open: set[str] = set()
-        self._keyless: set[str] = set()  # of which it was not a fetch, but the keys of what it brought, that failed
+        self._keys_silent: set[str] = set()  # their last failure was of the keys, not of a fetch
         self._breakers: dict[str, CircuitBreaker] = {}
 
     def allow(self, queue: str, now: float) -> bool:
@@ -160,7 +160,7 @@ class Breakers:
         breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, self._make())
         with self._lock:
             breaker.failed(now)
-            (self._keyless.add if of_keys else self._keyless.discard)(queue)
+            (self._keys_silent.add if of_keys else self._keys_silent.discard)(queue)
             opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
             if opened:
                 self._open.add(queue)
@@ -181,5 +181,5 @@ class Breakers:
     def answered(self, queues: Iterable[str], now: float) -> None:
         """Note another answer about these queues: an open breaker lets its probe through at once, but for the keys'."""
         with self._lock:
-            for queue in self._open.intersection(queues) - self._keyless:
+            for queue in self._open.intersection(queues) - self._keys_silent:
                 self._breakers[queue].answered(now)

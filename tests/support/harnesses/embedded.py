@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import sqlite_url
@@ -33,17 +33,19 @@ class OneProcess(TurnedClock):
 class MemoryHarness(OneProcess):
     """The store is the backend: all clients are one."""
 
+    kind: ClassVar[type[MemoryBackend]] = MemoryBackend
     capabilities = MemoryBackend.capabilities
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._backend = MemoryBackend(clock=self.clock)
+        self._backend = self.kind(clock=self.clock)
 
     def connect(self, **options: Any) -> QueueBackend:
-        return MemoryBackend.from_url("memory://", clock=self.clock, **options) if options else self._backend
+        url = f"{self.kind.scheme}://"
+        return self.kind.from_url(url, clock=self.clock, **options) if options else self._backend
 
     def opener(self) -> Opener:
-        live = MemoryBackend()
+        live = self.kind()
         return lambda: live
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,6 +26,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.outcome import Status
+from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.results import JobState
 from jobpool_backends.memory import MemoryBackend
 
@@ -65,6 +67,10 @@ def registry(said: Said) -> HandlerRegistry:
     @registry.handler("large")
     def large() -> str:
         return "x" * MAX_BODY_BYTES
+
+    @registry.handler("deep")
+    def deep() -> object:
+        return json.loads("[" * MAX_DEPTH + "]" * MAX_DEPTH)
 
     return registry
 
@@ -321,13 +327,18 @@ def test_a_chain_within_a_batch_belongs_to_it(jobs: Jobs, run: Callable[[], None
     assert said[1][1]["total"] == 2
 
 
-def test_a_result_too_large_to_be_handed_on_is_the_end_at_once(jobs: Jobs, run: Callable[[], None]) -> None:
-    job = jobs.define("large").max_retries(5).then(told("after"), previous=True)
+@pytest.mark.parametrize(
+    ("handler", "why"), [("large", "the body of job 'told' has"), ("deep", "previous[0][0][0][0][0]…")]
+)
+def test_a_result_too_large_to_be_handed_on_is_the_end_at_once(
+    jobs: Jobs, run: Callable[[], None], handler: str, why: str
+) -> None:
+    job = jobs.define(handler).max_retries(5).then(told("after"), previous=True)
     ident = job.dispatch()
     run()
     [letter] = jobs.backend.list_messages(MessageFilter(ids=(ident,)))
     assert (letter.reason, letter.attempts) == ("unrecoverable", 1)
-    assert "the result cannot be handed on by previous=True: the body of job 'told' has" in str(letter.last_error)
+    assert f"the result cannot be handed on by previous=True: {why}" in str(letter.last_error)
 
 
 def test_results_that_json_does_not_know_are_handed_on_as_text(jobs: Jobs, run: Callable[[], None], said: Said) -> None:

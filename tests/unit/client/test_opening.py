@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.modest import Faulty
 from support.tables import row
 
 from jobpool.broker.config_file import ConfigFile
@@ -31,10 +32,8 @@ from jobpool.client.jobs import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
-from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.settings import Settings, load
-from jobpool_backends.memory import MemoryBackend
 
 
 @pytest.fixture(autouse=True)
@@ -193,17 +192,10 @@ def test_what_an_author_left_out_is_told_at_once(
         open_backend("mine://host")
 
 
-class Faulty(MemoryBackend):
-    """One that is not ours, with a fault."""
-
-    def lost(self) -> list[JobLease]:
-        raise ZeroDivisionError
-
-
 def test_a_fault_is_that_of_the_backend_whose_code_it_passed() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         Faulty().lost()
-    for error, package in ((caught.value, __name__), (ZeroDivisionError(), "jobpool")):
+    for error, package in ((caught.value, "support"), (ZeroDivisionError(), "jobpool")):
         assert faulty_package(error) == package
         assert explained(error)[2] == f"A fault in {package}; -vv shows where: please report it."
 

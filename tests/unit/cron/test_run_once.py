@@ -9,7 +9,7 @@ import pytest
 from support.cronrig import START, CronRig, minute, text, told
 
 from jobpool import Limits
-from jobpool.cron.records import SPACE, Record
+from jobpool.cron.records import SAME_NAME_MEND, SPACE, Record
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.handlers.registry import HandlerRegistry
@@ -187,10 +187,7 @@ def test_a_schedule_that_has_got_a_queue_is_not_enqueued_where_the_old_release_h
     new.define("a").queue("reports")
     for number in range(others):
         new.define("b").named(f"b{number}").queue("reports")
-    rig.scheduler = old
-    one = rig.runner("old")
-    rig.scheduler = new
-    two = rig.runner("new")
+    one, two = rig.runner("old", old), rig.runner("new", new)
     one.run()
     two.run()
     for number, (first, second) in enumerate([(one, two), (one, two), (two, one)], 1):
@@ -205,10 +202,7 @@ def test_a_name_that_two_apps_share_is_warned_of(rig: CronRig, caplog: pytest.Lo
     mine, theirs = Scheduler(), Scheduler()
     mine.define("a").named("cleanup").queue("reports")
     theirs.define("b").named("cleanup").queue("other")
-    rig.scheduler = mine
-    one = rig.runner("one")
-    rig.scheduler = theirs
-    two = rig.runner("two")
+    one, two = rig.runner("one", mine), rig.runner("two", theirs)
     two.run()
     for _ in range(4):
         one.run()
@@ -216,20 +210,16 @@ def test_a_name_that_two_apps_share_is_warned_of(rig: CronRig, caplog: pytest.Lo
         rig.pass_minutes(1)
     [warned] = caplog.records
     assert warned.levelno == logging.WARNING
-    assert warned.__dict__["fields"] | {"mend": ""} == {
-        "schedule": "cleanup",
-        "at": text(2),
-        "fired": "a in reports",
-        "mend": "",
-    }
+    fields = {"schedule": "cleanup", "at": text(2), "fired": "a in reports", "mend": SAME_NAME_MEND}
+    assert warned.__dict__["fields"] == fields
 
 
 def test_a_job_that_changes_with_a_release_is_warned_of_no_more(rig: CronRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.scheduler.define("a").named("cleanup").queue("reports")
     rig.runner().run()
-    rig.scheduler = Scheduler()
-    rig.scheduler.define("b").named("cleanup").queue("other")
-    runners = [rig.runner("one"), rig.runner("two")]
+    new = Scheduler()
+    new.define("b").named("cleanup").queue("other")
+    runners = [rig.runner("one", new), rig.runner("two", new)]
     for one in runners:
         one.run()
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,10 +37,6 @@ from jobpool_backends.memory.keys import MemoryKeys
 TTL = 30.0
 
 
-def some_breakers() -> Breakers:
-    return Breakers(CircuitBreaker, lambda *_: None, lambda _: None)
-
-
 class UnsteadyKeys(MemoryKeys):
     """Counts its calls; the next `silent` of them are granted, and their answers lost."""
 
@@ -70,7 +67,7 @@ class Desk:
         self.local_limits = LocalLimits(limits)
         self.told: list[list[Inspected]] = []
         outage, acquirer = BrokerRetry(inbox, self.stop), Acquirer(self.backend, limits)
-        self.breakers = some_breakers()
+        self.breakers = Breakers(CircuitBreaker, lambda *_: None, lambda _: None)
         self.admission = RetryingAcquirer(
             self.backend, acquirer, self.local_limits, TTL, outage, self.breakers, self.stop
         )
@@ -317,17 +314,9 @@ class Keyless(MemoryBackend):
     capabilities = Capabilities(key_store=False)
 
 
-def test_without_a_key_store_what_needs_it_is_rejected_and_the_rest_runs(desk: Desk, inbox: Inbox) -> None:
+def test_without_a_key_store_what_needs_it_is_rejected_and_the_rest_runs(desk: Desk) -> None:
     keyless = Keyless(clock=desk.clock)
-    admission = RetryingAcquirer(
-        keyless,
-        Acquirer(keyless, Limits()),
-        desk.local_limits,
-        TTL,
-        BrokerRetry(inbox, desk.stop),
-        desk.breakers,
-        desk.stop,
-    )
+    admission = dataclasses.replace(desk.admission, backend=keyless, acquirer=Acquirer(keyless, Limits()))
     found = desk.fetch({}, KEYED, ALONE)
     rest, started, _ = admission.admit(QUEUE, found, desk.told.append)
     plain, keyed, alone = outcomes(rest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stage import Stage
 from support.jobs import QUEUE, a_job
-from support.modest import Breakable
+from support.modest import Breakable, Faulty
 from support.waiting import wait_until
 
 from jobpool.broker.values import Capabilities, Leases
@@ -14,7 +14,6 @@ from jobpool.master.deadlines import next_due
 from jobpool.master.inbox import Inbox
 from jobpool.master.on_messages import REMEMBER_BROKEN_S
 from jobpool.master.threads import LostLeaseThread
-from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason
 from jobpool.message.settlement import Ack, Settled
 from jobpool.policy.inspection import Inspected
@@ -46,13 +45,6 @@ def test_the_thread_tells_of_each_once(inbox: Inbox) -> None:
     assert told == [ev.LeasesBroke(leases)]
 
 
-class Faulty(Breakable):
-    """One that is not ours, with a fault."""
-
-    def lost(self) -> list[JobLease]:
-        raise ZeroDivisionError
-
-
 def test_a_fault_of_a_backend_that_is_not_ours_is_not_told_as_ours(inbox: Inbox) -> None:
     losses = LostLeaseThread(Faulty(), inbox)
     losses.start()
@@ -60,7 +52,7 @@ def test_a_fault_of_a_backend_that_is_not_ours_is_not_told_as_ours(inbox: Inbox)
     [died] = inbox.take()
     stage = Stage(workers=1).boot()
     stage.tell(died)
-    assert notes(stage, f"a thread of the master failed: a fault in {__name__}, please report it")
+    assert notes(stage, "a thread of the master failed: a fault in support, please report it")
 
 
 def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it() -> None:

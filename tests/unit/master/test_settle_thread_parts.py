@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import ClassVar, TypeVar
 
 import pytest
@@ -59,45 +60,44 @@ def backend() -> HalfSilent:
 
 
 class Desk:
-    """A settle thread, and what it has told."""
+    """A settle thread that runs, and what it has told."""
 
     def __init__(self, backend: HalfSilent, *queues: str) -> None:
         self.inbox = Inbox()
         self.settle_thread = SettleThread(backend, queues, 30.0, ReapPolicy(), self.inbox, 3600.0)
+        self.settle_thread.start()
         self.told: list[ev.Event] = []
+
+    def close(self) -> None:
+        self.settle_thread.stop()
+        self.settle_thread.join(10.0)
+        self.inbox.close()
 
     def ack(self, *deliveries: Delivery) -> None:
         self.settle_thread.settle([(delivery, Ack()) for delivery in deliveries])
 
-    def until(self, kind: type[E], count: int = 1) -> list[E]:
-        """Wait for events of a kind."""
-
-        def found() -> list[E]:
-            self.told += self.inbox.take()
-            return [event for event in self.told if isinstance(event, kind)]
-
-        wait_until(lambda: len(found()) >= count)
-        return found()
+    def until(self, kind: type[E]) -> list[E]:
+        """Wait for an event of a kind; return all of that kind."""
+        wait_until(lambda: self._of(kind))
+        return self._of(kind)
 
     def until_acked(self, *deliveries: Delivery) -> None:
         def acked() -> list[tuple[Delivery, Settled]]:
-            self.told += self.inbox.take()
-            told = [event for event in self.told if isinstance(event, ev.Answered)]
-            return [(delivery, answer) for event in told for delivery, _, answer in event.answers]
+            return [(delivery, answer) for event in self._of(ev.Answered) for delivery, _, answer in event.answers]
 
         wait_until(lambda: all((delivery, Settled.OK) in acked() for delivery in deliveries))
+
+    def _of(self, kind: type[E]) -> list[E]:
+        self.told += self.inbox.take()
+        return [event for event in self.told if isinstance(event, kind)]
 
 
 @pytest.fixture
 def desk(backend: HalfSilent) -> Iterator[Desk]:
-    """A thread that runs, and asks the silent server for nothing but settlements."""
-    desk = Desk(backend, OTHER)
-    desk.settle_thread.start()
-    yield desk
-    backend.silent = False
-    desk.settle_thread.stop()
-    desk.settle_thread.join(10.0)
-    desk.inbox.close()
+    """It asks the silent server for nothing but settlements."""
+    with closing(Desk(backend, OTHER)) as desk:
+        yield desk
+        backend.silent = False
 
 
 def test_the_settlements_of_other_queues_do_not_wait_for_the_silent_one(backend: HalfSilent, desk: Desk) -> None:
@@ -154,10 +154,6 @@ def test_a_settlement_whose_lease_ends_meanwhile_is_given_up(backend: HalfSilent
 def test_the_other_queues_are_reaped(backend: HalfSilent) -> None:
     ended = backend.held(OTHER, ttl=0.05)
     wait_until(lambda: backend.clock.boot() > ended.lease.expires_at)
-    desk = Desk(backend, QUEUE, OTHER)
-    desk.settle_thread.start()
-    [done] = desk.until(ev.ReapDone)
+    with closing(Desk(backend, QUEUE, OTHER)) as desk:
+        [done] = desk.until(ev.ReapDone)
     assert [reaped.id for reaped in done.reaped] == [ended.lease.id]
-    desk.settle_thread.stop()
-    desk.settle_thread.join(10.0)
-    desk.inbox.close()
