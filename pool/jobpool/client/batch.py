@@ -151,5 +151,5 @@ def _callback_of(callback: Callback) -> tuple[JobDefinition, AnyHandler | None]:
         return JobDefinition(callback.name, queue=callback.queues[0] if callback.queues else None), callback
     if not isinstance(callback, JobDefinition | JobBuilder):
         raise InvalidJob(f"a callback is a handler, handler.define(…) or a definition, not {type(callback).__name__}")
-    definition = definition_of(callback)
+    definition = definition_of(callback, later=True)
     return definition, DEFAULT.find(definition.handler)

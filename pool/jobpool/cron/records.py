@@ -9,9 +9,10 @@ who came second. A record must never be newer than the truth: then a firing woul
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Self
@@ -26,6 +27,7 @@ from jobpool.message.definition import rfc3339
 from jobpool.message.guards import LONGEST_RECORD_KEPT, Rate
 
 SPACE = "cron"  # where the records, and the rights to run inline, are kept
+JOBS = "cron-jobs"  # where it is kept which job was fired
 MEMORY = 86400.0  # seconds for which it is remembered who has the right to run an instant inline
 TOLD_FOR = 3600.0
 """Seconds for which it is remembered that a firing was enqueued, so no other release runs it inline, and who tells."""
@@ -61,7 +63,7 @@ class Owner(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """The record of one schedule."""
+    """The record of one schedule. With another field, schedulers of older versions could not read it."""
 
     seen: Moment  # every instant up to here was dealt with
     last: Moment | None = None  # the last instant that was fired; None = none was
@@ -71,8 +73,6 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
     next: Moment | None = None  # the instant after `seen`, as that scheduler's app has it
     id: str | None = None  # of the message that was enqueued; None = it ran inline
     failed: bool = False  # it ran inline and failed, or was not fired at `seen`: held back, say, by one that failed
-    handler: str | None = None  # of the job that was fired at `last`
-    queue: str | None = None  # the queue of that job; None = it ran inline
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self | None:
@@ -81,6 +81,14 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
             return json.decode(data, type=cls)
         except (MsgspecError, ValueError):
             return None
+
+
+class Fired(Struct, frozen=True):
+    """The job that was fired last, for those who have another job of that name."""
+
+    at: Moment  # the instant
+    handler: str
+    queue: str | None = None  # None = it ran inline
 
 
 def silent_until(record: Record | None, now: datetime) -> datetime | None:
@@ -93,6 +101,15 @@ def load(keys: KeyStore, names: Iterable[str]) -> dict[str, Record]:
     wanted = set(names)
     kept = all_records(keys, SPACE, page=MOST)
     return {name: known for name, data in kept if name in wanted and (known := Record.from_bytes(data))}
+
+
+def _load_fired(keys: KeyStore, names: Collection[str]) -> dict[str, Fired]:
+    fired = {}
+    for name, data in all_records(keys, JOBS, page=MOST):
+        with contextlib.suppress(MsgspecError, ValueError):
+            if name in names:
+                fired[name] = json.decode(data, type=Fired)
+    return fired
 
 
 @dataclass(slots=True)
@@ -139,11 +156,12 @@ class Memory:
             state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values()
         )
         known = load(self._keys, self.planned) if behind or self._lost else {}
+        jobs = _load_fired(self._keys, self._lost) if self._lost else {}
         for name, record in known.items() if behind else ():
             seen = self._states[name].seen
             if seen is None or record.seen > seen:
                 self.note_seen(self.planned[name], record.seen)
-        self._look_at_lost(known)
+        self._look_at_lost(known, jobs)
         self._has_read, self._is_silent = True, False
         self.tell({})
 
@@ -152,7 +170,7 @@ class Memory:
         if self._keys is not None:
             self._lost[planned.name] = at
 
-    def _look_at_lost(self, known: Mapping[str, Record]) -> None:
+    def _look_at_lost(self, known: Mapping[str, Record], jobs: Mapping[str, Fired]) -> None:
         """Write the record that the first one has not written; warn once if that one fires another job by this name."""
         lost, self._lost = self._lost, {}
         for name, at in lost.items():
@@ -160,12 +178,12 @@ class Memory:
             if other is None or other.seen < at:
                 if job.queue is not None:  # what runs inline may not have ended yet
                     self._untold.setdefault(name, Record(at, next=self.planned[name].schedule.next(at)))
-            elif not other.handler or not other.last or other.last < at:  # it was not fired, or by an older version
-                continue
-            elif (other.handler, other.queue) != (job.handler, job.queue) and name not in self._warned:
+            elif (fired := jobs.get(name)) is None or fired.at < at or fired.at != other.last:
+                continue  # nothing was fired, or by an older version
+            elif (fired.handler, fired.queue) != (job.handler, job.queue) and name not in self._warned:
                 self._warned.add(name)
-                theirs = f"{other.handler} {f'in {other.queue}' if other.queue else 'inline'}"
-                fields = {"schedule": name, "at": rfc3339(other.last), "fired": theirs, "mend": SAME_NAME_MEND}
+                theirs = f"{fired.handler} {f'in {fired.queue}' if fired.queue else 'inline'}"
+                fields = {"schedule": name, "at": rfc3339(fired.at), "fired": theirs, "mend": SAME_NAME_MEND}
                 log.warning(SAME_NAME, extra={"fields": fields})
 
     def ended_well(self, planned: Planned, newest: datetime) -> bool | None:
@@ -210,7 +228,7 @@ class Memory:
         return [after == 0.0 for after in self._keys.take_many(SPACE, rates, token)]
 
     def tell(self, records: Mapping[str, Record]) -> None:
-        """Leave records for others, but where one has seen more. Two round trips.
+        """Leave records for others, but where one has seen more. Three round trips at most.
 
         Where that fails, they are told with the next turn, and until then others try what is done already. Between the
         two another scheduler may write a newer one, which is then put back by this one: see the module.
@@ -223,9 +241,16 @@ class Memory:
                 newer = self._newer(self._keys, self._untold)
                 data = {name: json.encode(record) for name, record in newer.items()}
                 self._keys.put_records(SPACE, data, LONGEST_RECORD_KEPT)
+                self._keys.put_records(JOBS, dict(self._fired(newer)), LONGEST_RECORD_KEPT)
                 self._untold = {}
             except BackendUnavailable:  # each call that is made in vain takes as long as a call may
                 self._is_silent = True
+
+    def _fired(self, records: Mapping[str, Record]) -> Iterator[tuple[str, bytes]]:
+        for name, record in records.items():
+            if record.last == record.seen:
+                job = self.planned[name].definition
+                yield name, json.encode(Fired(record.last, job.handler, job.queue))
 
     def _newer(self, keys: KeyStore, records: Mapping[str, Record]) -> dict[str, Record]:
         known = {name: self._get(keys, name) for name in records} if len(records) == 1 else load(keys, records)

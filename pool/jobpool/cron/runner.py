@@ -145,7 +145,7 @@ class CronRunner:
             BackendUnavailable: The broker could not be asked for the time, or for firings of others. Safe to call
                 again.
 
-        Blocks for the inline jobs, and about five round trips. These are for 1,000 firings together if the broker keeps
+        Blocks for the inline jobs, and about six round trips. These are for 1,000 firings together if the broker keeps
         keys. A firing that is inline, has dependencies, or makes up for several instants has its own.
         """
         fixed = None if now is None else _aware(now)

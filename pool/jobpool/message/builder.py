@@ -140,7 +140,7 @@ class JobBuilder:
         """
         if not isinstance(previous, bool):
             raise InvalidJob(f"previous is True or False, not {previous!r}")
-        definition = definition_of(job)
+        definition = definition_of(job, later=True)
         asked = definition.with_previous([]) if previous else definition
         return self._put("then", (*self._fields.get("then", ()), asked))
 
@@ -245,15 +245,20 @@ class JobBuilder:
     def to_definition(self) -> JobDefinition:
         """Return the definition; `delay` counts from now.
 
-        Raises `InvalidJob`: a field is out of bounds, or it expires before it may start.
+        Raises `InvalidJob`: a field is out of bounds, or it expires before its delay is over.
         """
+        return self._made()
+
+    def _made(self, *, later: bool = False) -> JobDefinition:
         values = dict(self._fields)
         now = datetime.fromtimestamp(self._clock.wall(), UTC)
         if self._delay is not None:
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
         if self.is_timed:
             values["cron_expression"] = " ".join(self._cron.values())
-        return check_may_start(JobDefinition(self._handler, self._payload, **values), now)
+        definition = JobDefinition(self._handler, self._payload, **values)
+        # Not of a moment that was given: it may be by another clock, such as a test's.
+        return definition if later or self._delay is None else check_may_start(definition, now)
 
     def dispatch(self, backend: Enqueues | None = None) -> JobHandle:
         """Enqueue the job and return its id, as a handle.
@@ -311,14 +316,15 @@ def _every(n: int, most: int, what: str) -> str:
     return "*" if check_int(n, what, 1, most) == 1 else f"*/{n}"
 
 
-def definition_of(job: JobDefinition | JobBuilder) -> JobDefinition:
+def definition_of(job: JobDefinition | JobBuilder, *, later: bool = False) -> JobDefinition:
     """Return the job that a builder has collected, to be enqueued, or the definition itself.
 
-    Raises `InvalidJob`: it is neither, or the builder's steps make a schedule.
+    `later`: it is enqueued after another job, and its expiry counts from then on. Raises `InvalidJob`: it is neither,
+    or the builder's steps make a schedule.
     """
     if isinstance(job, JobBuilder):
         _check_unscheduled(job)
-        return job.to_definition()
+        return job._made(later=later)
     if isinstance(job, JobDefinition):
         return job
     raise InvalidJob(f"not a job, but {type(job).__name__}: give handler.define(…), or jobs.define(name, payload)")

@@ -135,3 +135,11 @@ def test_a_new_schedule_is_made_up_for_from_its_first_sight_on(rig: CronRig) -> 
     assert rig.runner().run() == []
     rig.pass_minutes(20)
     assert told(rig.runner().run()) == [("a", 10, "fired")]
+
+
+def test_a_record_has_the_fields_that_schedulers_of_older_versions_read(rig: CronRig) -> None:
+    """They refuse any other, would take the schedule for a new one, and make up for nothing that was missed."""
+    rig.scheduler.define("a").queue("reports").every_minute()
+    rig.runner().run()
+    [written] = [json.decode(data) for _, data in rig.backend.keys.list_records(SPACE)]
+    assert set(written) == {"seen", "last", "fired_at", "lateness", "owner", "next", "id", "failed"}

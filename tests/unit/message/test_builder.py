@@ -161,24 +161,30 @@ class TestDelay:
         with pytest.raises(InvalidJob, match="timeout must be 0 to 3162240000 seconds, or a timedelta, not"):
             JobBuilder("report").timeout(-minute).to_definition()
 
-    def test_what_would_expire_before_it_may_start_is_refused(self) -> None:
+    def test_what_would_expire_before_its_delay_is_over_is_refused(self) -> None:
+        def delayed(seconds: float) -> JobBuilder:
+            return JobBuilder("report", clock=ManualClock(wall=NOON.timestamp())).expires_in(60).delay(seconds)
+
+        with pytest.raises(InvalidJob) as raised:
+            delayed(60).to_definition()
+        assert str(raised.value) == (
+            "job 'report' would never run: it starts after 60 s at the earliest (delay, scheduled_at), and"
+            " expires after 60 s (expires_in), both from its enqueue"
+        )
+        assert delayed(59.9).to_definition().expires_in == 60.0
+
+    def test_a_job_that_is_enqueued_later_or_by_another_clock_may_start_after_its_expiry_from_now(self) -> None:
         def timed(step: str, value: object) -> JobBuilder:
             builder = JobBuilder("report", clock=ManualClock(wall=NOON.timestamp())).expires_in(60)
             made: JobBuilder = getattr(builder, step)(value)
             return made
 
-        for step, late, early in [
-            ("delay", 60, 59.9),
-            ("scheduled_at", NOON + timedelta(seconds=60), NOON + timedelta(seconds=59)),
-        ]:
-            for refused in (timed(step, late).to_definition, lambda: JobBuilder("a").then(timed(step, late))):  # noqa: B023
-                with row(step), pytest.raises(InvalidJob) as raised:
-                    refused()
-                assert str(raised.value) == (
-                    "job 'report' would never run: it starts after 60 s at the earliest (delay, scheduled_at), and"
-                    " expires after 60 s (expires_in), both from its enqueue"
-                )
-            assert timed(step, early).to_definition().expires_in == 60.0, step
+        later = NOON + timedelta(hours=1)
+        assert timed("scheduled_at", later).to_definition().scheduled_at == later  # the broker's clock may say so
+        for step, value in (("delay", 3600), ("scheduled_at", later)):
+            with row(step):
+                [link] = JobBuilder("a").then(timed(step, value)).to_definition().then
+                assert link.scheduled_at == later
 
 
 class TestChecks:
