@@ -32,9 +32,8 @@ class JobBuilder:
 
     Every other method changes one field and returns the builder. Meaning and bounds are those of `JobDefinition`, and
     are checked when the definition is made; payload, expression, zone and misfire policy at once. Where seconds are
-    asked for, a `timedelta` will do. The cron helpers
-    overwrite only the fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare
-    `weekdays()` each minute of them.
+    asked for, a `timedelta` will do. The cron helpers overwrite only the fields that they name:
+    `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of them.
 
     Args:
         payload: Any JSON value; None = an empty object.
@@ -251,14 +250,14 @@ class JobBuilder:
 
     def _made(self, *, later: bool = False) -> JobDefinition:
         values = dict(self._fields)
-        now = datetime.fromtimestamp(self._clock.wall(), UTC)
-        if self._delay is not None:
-            values["scheduled_at"] = now + timedelta(seconds=self._delay)
         if self.is_timed:
             values["cron_expression"] = " ".join(self._cron.values())
+        if self._delay is None:  # of a moment that was given nothing is checked: it may be by a test's clock
+            return JobDefinition(self._handler, self._payload, **values)
+        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        values["scheduled_at"] = now + timedelta(seconds=self._delay)
         definition = JobDefinition(self._handler, self._payload, **values)
-        # Not of a moment that was given: it may be by another clock, such as a test's.
-        return definition if later or self._delay is None else check_may_start(definition, now)
+        return definition if later else check_may_start(definition, now)
 
     def dispatch(self, backend: Enqueues | None = None) -> JobHandle:
         """Enqueue the job and return its id, as a handle.
