@@ -86,6 +86,8 @@ class Stop:
     def __init__(self, on_turn: Callable[[], object] = lambda: None) -> None:
         self._on_turn = on_turn
         self._here, self._there = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._here, select.POLLIN)
         self._before: dict[int, Any] = {}
         self._is_set = False
         self._signals = 0
@@ -103,7 +105,7 @@ class Stop:
     def sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self.stopped() and (left := until - time.monotonic()) > 0:
-            select.select([self._here], [], [], min(left, TURNS_EVERY_S))
+            self._poll.poll(1000 * min(left, TURNS_EVERY_S))
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
