@@ -29,6 +29,7 @@ from redis.exceptions import ConnectionError, InvalidResponse, RedisError, Respo
 
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.errors import HUNG_UP, Meaning, mend, take_no_writes, unreached, wait
+from jobpool_backends.polling import POLLIN, poll
 
 Result = TypeVar("Result")
 Word = str | bytes | int | float
@@ -83,6 +84,12 @@ class Connection:
     def receive(self, limit: float) -> Any:
         """Return the answer to a command that was sent, within `limit` seconds."""
         return self._connection.read_response(timeout=limit)
+
+    def is_closed(self) -> bool:
+        """Return whether the other side has closed it: nothing else is to be read between two calls."""
+        polled = poll()
+        polled.register(self.fileno(), POLLIN)
+        return bool(polled.poll(0))
 
     def interrupt(self) -> None:
         """Wake the thread that waits on this connection, from any other. Not a close: the number may be reused."""

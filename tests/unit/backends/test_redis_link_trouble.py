@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers import RedisServer, free_port, shared_redis
+from support.servers import RedisServer, free_port, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.tables import row
 from support.waiting import wait_until
@@ -330,6 +330,20 @@ def test_a_reset_connection_is_replaced_within_the_call() -> None:
             assert link.call("PING") == b"PONG"
             assert link.wait_pop(["bell"], 0.01) is None
             proxy.cut()
+
+
+def test_a_call_that_may_not_be_repeated_is_sent_once() -> None:
+    server = shared_redis()
+    add = Script("return redis.call('INCR', KEYS[1])", repeatable=False)
+    name = fresh_name()
+    with Proxy(server.host, server.port) as proxy, link_to(proxy) as link:
+        assert link.run(add, [name], ()) == 1
+        proxy.drop_replies(1)
+        assert "closed the connection" in told(BackendUnavailable, lambda: link.run(add, [name], ()))
+        assert link.run(add, [name], ()) == 3
+        proxy.cut()
+        assert link.run(add, [name], ()) == 4
+        link.call("DEL", name)
 
 
 def test_what_breaks_on_a_new_connection_too_is_told() -> None:
