@@ -131,6 +131,15 @@ def test_thousands_in_one_enqueue_fall_due_in_pieces(turned: Rig) -> None:
     assert sorted(fetched) == sorted(known)
 
 
+def test_an_urgent_job_that_falls_due_after_thousands_comes_first(turned: Rig) -> None:
+    backend = turned.open()
+    soon, later = at(turned.server.now() + 5), at(turned.server.now() + 6)
+    backend.enqueue_many([a_job(number, scheduled_at=soon) for number in range(3000)])
+    urgent = backend.enqueue(a_job(priority=0, scheduled_at=later))
+    turned.server.advance(6.0)
+    assert [lease.id for lease in take(backend)] == [urgent]
+
+
 # --- dead letters -----------------------------------------------------------------------------------------
 
 
