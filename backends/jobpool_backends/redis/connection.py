@@ -291,6 +291,9 @@ _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 """Redis 6 puts the refusal of a command behind the place in the script that sent it."""
 
+_NOT_TO_SHOW = re.compile(", with args| script: ")
+"""What comes after it in a refusal may be secret, or tells nobody anything."""
+
 _NO_SOCKET = {
     errno.ENOENT: "is not there: start Redis with this `unixsocket`, or mend the path",
     errno.EACCES: "may not be used by this user: mend `unixsocketperm`, or join the socket's group",
@@ -311,6 +314,8 @@ def explain(error: RedisError, place: Endpoint) -> Explained:
                 meaning, hung_up = _broken(error, place)
             case _:
                 return Explained(None, sound=True)
+    if meaning in (_GRANT, _TOO_OLD):  # the server may name it
+        meaning = meaning._replace(text=f"{meaning.text} ({_NOT_TO_SHOW.split(str(error))[0].rstrip('.')})")
     return Explained(meaning.told(place.title), meaning.sound, hung_up)
 
 

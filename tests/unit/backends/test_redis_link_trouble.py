@@ -112,6 +112,7 @@ def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
             lambda: link.run(stray, ["mine:1"], []),
         ):
             assert "does not allow this user what jobpool needs: grant" in told(ConfigurationError, call)
+        assert "permissions to run the 'set' command" in told(ConfigurationError, lambda: link.call("SET", "mine:1", "x"))
 
 
 def test_a_server_that_is_too_old_lacks_commands() -> None:
@@ -119,6 +120,7 @@ def test_a_server_that_is_too_old_lacks_commands() -> None:
         within = Script("return redis.call('ZNEW', KEYS[1])")
         for call in (lambda: link.call("ZNEW", "k"), lambda: link.run(within, ["k"], [])):
             assert "does not know a command that jobpool needs: it must be Redis 6.2" in told(ConfigurationError, call)
+        assert "'secret'" not in told(ConfigurationError, lambda: link.call("ZNEW", "secret"))
 
 
 def test_a_node_of_a_cluster_is_not_a_server_by_itself(start: Start) -> None:
