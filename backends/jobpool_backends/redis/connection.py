@@ -292,7 +292,7 @@ _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 """Redis 6 puts the refusal of a command behind the place in the script that sent it."""
 
 _NOT_TO_SHOW = re.compile(", with args| script: ")
-"""What comes after it in a refusal may be secret, or tells nobody anything."""
+"""The rest of a refusal from there on may be secret, or says nothing."""
 
 _NO_SOCKET = {
     errno.ENOENT: "is not there: start Redis with this `unixsocket`, or mend the path",

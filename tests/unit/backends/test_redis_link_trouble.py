@@ -112,7 +112,7 @@ def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
             lambda: link.run(stray, ["mine:1"], []),
         ):
             assert "does not allow this user what jobpool needs: grant" in told(ConfigurationError, call)
-        assert "permissions to run the 'set' command" in told(ConfigurationError, lambda: link.call("SET", "mine:1", "x"))
+        assert "permissions to run the 'set' command" in told(ConfigurationError, lambda: link.call("SET", "mine:1", 1))
 
 
 def test_a_server_that_is_too_old_lacks_commands() -> None:
