@@ -54,9 +54,9 @@ class PostgresKeys(KeyStore):
                 self._database.run(_LEAVE, asked)
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        first: bool = self._value("first_run", queue, key, micros(ttl))
+        [(first,)] = self._database.call("first_run", queue, key, micros(ttl), repeatable=False)
         self._sweep()
-        return first
+        return bool(first)
 
     def _forget(self, queue: str, key: str) -> bool:
         return bool(self._value("forget", queue, key))

@@ -45,9 +45,10 @@ class RedisBackend(QueueBackend):
     that finds few; `inspect` takes two. `count` answers at once by queue and state alone; else the messages are looked
     through. `bulk` and claims are one script, or for a long list one for each 250 messages.
 
-    `link` is closed with this. All key names begin with `prefix`; two prefixes share nothing. `caps` bound the dead
-    letters of each queue: beyond them the oldest are removed, when anything is reaped or dies in the queue. `signer`
-    signs what is enqueued; None = unsigned. `clock` is for lease deadlines on this machine.
+    `link` is closed with this. All key names begin with `prefix`; two prefixes share nothing, unless one begins with
+    the other and a colon. `caps` bound the dead letters of each queue: beyond them the oldest are removed, when
+    anything is reaped or dies in the queue. `signer` signs what is enqueued; None = unsigned. `clock` is for lease
+    deadlines on this machine.
     """
 
     scheme: ClassVar[str] = "redis"

@@ -29,6 +29,7 @@ from redis.exceptions import ConnectionError, InvalidResponse, RedisError, Respo
 
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.errors import HUNG_UP, Meaning, mend, take_no_writes, unreached, wait
+from jobpool_backends.polling import POLLIN, poll
 
 Result = TypeVar("Result")
 Word = str | bytes | int | float
@@ -83,6 +84,12 @@ class Connection:
     def receive(self, limit: float) -> Any:
         """Return the answer to a command that was sent, within `limit` seconds."""
         return self._connection.read_response(timeout=limit)
+
+    def is_closed(self) -> bool:
+        """Return whether the other side has closed it: nothing else is to be read between two calls."""
+        polled = poll()
+        polled.register(self.fileno(), POLLIN)
+        return bool(polled.poll(0))
 
     def interrupt(self) -> None:
         """Wake the thread that waits on this connection, from any other. Not a close: the number may be reused."""
@@ -284,6 +291,9 @@ _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 """Redis 6 puts the refusal of a command behind the place in the script that sent it."""
 
+_NOT_TO_SHOW = re.compile(", with args| script: ")
+"""The rest of a refusal from there on may be secret, or says nothing."""
+
 _NO_SOCKET = {
     errno.ENOENT: "is not there: start Redis with this `unixsocket`, or mend the path",
     errno.EACCES: "may not be used by this user: mend `unixsocketperm`, or join the socket's group",
@@ -304,6 +314,8 @@ def explain(error: RedisError, place: Endpoint) -> Explained:
                 meaning, hung_up = _broken(error, place)
             case _:
                 return Explained(None, sound=True)
+    if meaning in (_GRANT, _TOO_OLD):  # the server may name it
+        meaning = meaning._replace(text=f"{meaning.text} ({_NOT_TO_SHOW.split(str(error))[0].rstrip('.')})")
     return Explained(meaning.told(place.title), meaning.sound, hung_up)
 
 

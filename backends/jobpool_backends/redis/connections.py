@@ -2,7 +2,8 @@
 
 Connections are kept in a small stack and taken by one thread at a time, so no call waits for another. One that fails is
 thrown away together with all idle ones, which will have broken too. Nothing is retried, with one exception: a kept
-connection that the server had closed is replaced at once, once. Calls may be repeated safely, because they carry ids.
+connection that the server had closed is replaced at once, once. Most calls may be repeated safely, because they carry
+ids. One that may not is sent on a connection that was seen to be open, and raises what breaks it then.
 
 Blocks: a call takes `timeout` seconds at most for its answer, and `connect_timeout` before that when it has to connect.
 """
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from jobpool.errors import JobpoolError
 from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, explain
 from jobpool_backends.shared import IdleConnections
 
@@ -28,18 +30,27 @@ MIN_WAIT_S = 0.01  # BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 
 
 
 class Stale(Exception):
-    """A kept connection was closed by the server before this call. Nothing is known of the call."""
+    """A kept connection was closed by the server, mostly before this call. Nothing is known of the call.
+
+    `meaning`: the error to raise in its place where the call may not be repeated.
+    """
+
+    def __init__(self, meaning: JobpoolError | None) -> None:
+        super().__init__(meaning)
+        self.meaning = meaning
 
 
 class Script:
     """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source.
 
     `names`: of the keys that it wants of each queue, or of the one space or queue that it is for.
+    `repeatable`: a second run of the same call does no harm.
     """
 
-    def __init__(self, source: str, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, source: str, names: tuple[str, ...] = (), *, repeatable: bool = True) -> None:
         self.source = source
         self.names = names
+        self.repeatable = repeatable
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -96,10 +107,11 @@ class ServerLink(Link):
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
         words = (len(keys), *keys, *args)
+        again = script.repeatable
         try:
-            return self._use(lambda connection: connection.ask(("EVALSHA", script.sha, *words)))
+            return self._use(lambda connection: connection.ask(("EVALSHA", script.sha, *words)), repeatable=again)
         except NoScriptError:
-            return self._use(lambda connection: connection.ask(("EVAL", script.source, *words)))
+            return self._use(lambda connection: connection.ask(("EVAL", script.source, *words)), repeatable=again)
 
     def call(self, *words: Word) -> Any:
         return self._use(lambda connection: connection.ask(words))
@@ -146,16 +158,22 @@ class ServerLink(Link):
         self._idle.drop_idle()
         self._idle_listeners.drop_idle()
 
-    def _use(self, work: Callable[[Connection], Result], idle: _Idle | None = None) -> Result:
+    def _use(
+        self, work: Callable[[Connection], Result], idle: _Idle | None = None, *, repeatable: bool = True
+    ) -> Result:
         """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""
         idle = self._idle if idle is None else idle
         idle.check_usable()
         kept = idle.take()
+        if kept is not None and not repeatable and kept.is_closed():
+            kept.close()
+            kept = None
         if kept is not None:
             try:
                 return self._work(kept, work, idle)
-            except Stale:
-                pass
+            except Stale as stale:
+                if not repeatable and stale.meaning:
+                    raise stale.meaning from None
         return self._work(self._open(), work, idle)
 
     def _work(self, connection: Connection, work: Callable[[Connection], Result], idle: _Idle) -> Result:
@@ -182,7 +200,7 @@ class ServerLink(Link):
             self.drop_idle()
             self._idle.check_usable()  # closed by us meanwhile: say so
         if meaning.hung_up and connection.used:
-            raise Stale from error
+            raise Stale(meaning.error) from error
         if meaning.error:
             raise meaning.error from None
 

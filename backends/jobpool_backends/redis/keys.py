@@ -8,6 +8,7 @@ removed when met, and by a later `begin` of the queue. A space has its own keys 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -48,7 +49,8 @@ class RedisKeyStore(KeyStore):
         return begun
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        return bool(self._keys.link.run(keyspace.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
+        words = (micros(ttl), secrets.token_hex(8))
+        return bool(self._keys.link.run(keyspace.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], words))
 
     def _forget(self, queue: str, key: str) -> bool:
         return bool(self._keys.link.run(keyspace.FORGET, [self._keys.one(queue, f"done:{key}")], ()))

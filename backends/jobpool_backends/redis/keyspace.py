@@ -33,7 +33,7 @@ and `buried`, but in no other set before. From `done` on they are those of the k
 | `claims` | sorted set | ids of claims; score: when they end, Unix time in µs |
 | `claimids` | sorted set | the same ids, score 0: for lists in their order |
 | `expired` | string | how many posted messages have ended with their lives |
-| `done:…` | string | an idempotency key that is done, and until when; expires by itself then |
+| `done:…` | string | until when an idempotency key is done, and the call that said so; expires by itself then |
 | `runs:…` | hash | the message that runs under an idempotency key: its member, and its holder |
 | `hold:…` | hash | places held under a name: by member, the holder. They count only while the lease lives |
 | `guarded` | sorted set | member, holder and guards of leases that hold something; score: when to look at them, µs |
@@ -145,11 +145,11 @@ class Keyspace(KeyNames):
         return self.link.run(script, keys, words)
 
 
-def _script(name: str, pieces: str, lead: str = "", more: str = "") -> Script:
+def _script(name: str, pieces: str, lead: str = "", more: str = "", *, repeatable: bool = True) -> Script:
     """Return a script of pieces. Of each queue it wants the keys that its Lua names, and `more`; or only its `lead`."""
     body = "\n".join(map(_read, ("base", *pieces.split(), name)))
     wanted, first = tuple(dict.fromkeys([*_NAMED.findall(body), *more.split()])), lead.split()
-    return Script(f"{_header(first, wanted)}{body}", wanted or tuple(first))
+    return Script(f"{_header(first, wanted)}{body}", wanted or tuple(first), repeatable=repeatable)
 
 
 @cache  # the same few pieces are in most scripts. All are read at once: an upgrade may put others in their place
@@ -205,7 +205,7 @@ CLAIM_SHOW = _script("claimshow", _SWEEPING)
 CLAIM_RENEW = _script("claimrenew", f"{_SWEEPING} prolong")
 CLAIM_RELEASE = _script("claimrelease", _SWEEPING)
 CLAIM_DELETE = _script("claimdelete", f"{_SWEEPING} {_BATCHES}")
-CLAIM_POP = _script("claimpop", f"{_SWEEPING} {_BATCHES} choose")
+CLAIM_POP = _script("claimpop", f"{_SWEEPING} {_BATCHES} choose", repeatable=False)
 CLAIM_LIST = _script("claimlist", _SWEEPING)
 
 BATCH_OPEN = _script("batchopen", f"clock bell remember beside unique {_BATCHES}")

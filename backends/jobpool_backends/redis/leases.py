@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 import orjson
@@ -41,7 +41,7 @@ from jobpool_backends.redis.records import (
 from jobpool_backends.shared import MICRO, REPEATED, SETTLED, DeadCaps, delay_micros, micros, more_than, stand_in
 
 MAX_MESSAGES_PER_FETCH = 2000  # at most, for some 10 ms of the server's time
-MAX_LEASES_PER_SCRIPT = 1000  # settlements or renewals, some 5 ms of the server's time; a larger batch is several
+MAX_LEASES_PER_SCRIPT = 1000  # settlements with what they bring, or renewals, some 5 ms of the server's time
 MAX_REAPED_PER_CALL = 1000
 REAPED_PER_SCRIPT = 200
 
@@ -117,7 +117,7 @@ class Leases:
         if self._keys.spread:
             groups = places_by(lease.queue for lease, _ in settlements).values()
         for group in groups:
-            for number, places in enumerate(pieces(group, MAX_LEASES_PER_SCRIPT)):
+            for number, places in enumerate(_scripts(group, brought)):
                 call = f"{call_id}+{number}" if number else call_id
                 if self._ack(settlements, places, brought, call):
                     for place in places:
@@ -170,6 +170,24 @@ class Leases:
             if looked + ended < most:
                 break
         return reaped
+
+
+def _scripts(places: Sequence[int], brought: Brought) -> Iterator[Sequence[int]]:
+    """Yield the places in order, for a script each: settlements and brought messages, or one settlement with many."""
+    if not brought:
+        yield from pieces(places, MAX_LEASES_PER_SCRIPT)
+        return
+    piece: list[int] = []
+    room = MAX_LEASES_PER_SCRIPT
+    for place in places:
+        weight = 1 + len(brought.get(place, ()))
+        if piece and weight > room:
+            yield piece
+            piece, room = [], MAX_LEASES_PER_SCRIPT
+        piece.append(place)
+        room -= weight
+    if piece:
+        yield piece
 
 
 def _is_plain(lease: JobLease, settlement: Settlement) -> bool:

@@ -318,8 +318,11 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
     served = {*+serving, settings.dead_letter_queue}
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
     if waits and backend.capabilities.exact_counts:  # else leased jobs count as waiting
-        start = f"`jobpool --queue {','.join(waits)}{'' if settings.apps else ' --app YOUR_APP'}`"
-        note(f"no pool on this machine serves {', '.join(waits)}: their jobs wait until one does, such as {start}")
+        some, others = waits[:10], f" and {len(waits) - 10:,} more" if len(waits) > 10 else ""
+        start = f"`jobpool --queue {','.join(some)}{'' if settings.apps else ' --app YOUR_APP'}`"
+        note(
+            f"no pool on this machine serves {', '.join(some)}{others}: their jobs wait until one does, such as {start}"
+        )
 
 
 @click.command("reap", cls=Command, short_help="Give back messages whose lease has expired.")

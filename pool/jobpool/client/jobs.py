@@ -13,10 +13,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
+
+import orjson
 
 from jobpool.broker import control, editing, tracking
 from jobpool.broker.backend import QueueBackend
@@ -26,7 +28,7 @@ from jobpool.broker.filters import parse_filter
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
 from jobpool.broker.values import Edited, MessageFilter, QueueStats
 from jobpool.client.batch import Batch, open_batch
-from jobpool.client.claims import Queue
+from jobpool.client.claims import BATCH_BYTES, Queue
 from jobpool.errors import BackendUnavailable, ConfigurationError, ResultPending, Unsupported
 from jobpool.message import producer
 from jobpool.message.builder import JobBuilder, definition_of, named_job
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from jobpool.client.awaited import Waits
     from jobpool.client.batch import Callback
 
-BATCH = 1000  # jobs in one round trip of `enqueue_many`
+BATCH = 1000  # jobs in one round trip of `enqueue_many`; one ends early at `BATCH_BYTES`
 
 _OUR_OWN: object = object()  # not None: a connection that Django has not opened yet is None
 logger = logging.getLogger("jobpool.client")
@@ -118,10 +120,10 @@ class Jobs:
     def enqueue_many(
         self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = _OUR_OWN
     ) -> list[str]:
-        """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
+        """Enqueue any number of jobs, 1,000 or 4 MiB of payloads in a round trip; their ids, in order.
 
-        Each 1,000 are enqueued all or none; when it raises, those before are in the queue. `jobs` may be a generator:
-        it is read as the batches are sent. With a `connection` all are part of its transaction.
+        Each of these is enqueued whole or not at all; when it raises, those before are in the queue. `jobs` may be a
+        generator: it is read as the batches are sent. With a `connection` all are part of its transaction.
 
         Raises as `enqueue`. Blocks for a round trip a batch.
         """
@@ -154,9 +156,9 @@ class Jobs:
         return JobHandle((await self.aenqueue_many([named_job(job, payload)]))[0], self)
 
     async def aenqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /) -> list[str]:
-        """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order. See `enqueue_many` and `aenqueue`.
+        """Enqueue any number of jobs, a batch in a round trip; their ids, in order. See `enqueue_many` and `aenqueue`.
 
-        `jobs` is read in the event loop's thread, 1,000 at a time. A cancellation leaves out the batches to come.
+        `jobs` is read in the event loop's thread, a batch at a time. A cancellation leaves out the batches to come.
         """
         ids: list[str] = []
         for batch in _batches(jobs):
@@ -444,8 +446,15 @@ def _ids(idents: Iterable[str]) -> list[str]:
 
 
 def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:
-    rest = iter(jobs)
-    while batch := [definition_of(job) for job in islice(rest, BATCH)]:
+    batch, room = list[JobDefinition](), BATCH_BYTES
+    for definition in map(definition_of, jobs):
+        batch.append(definition)
+        with suppress(TypeError):  # changed since it was checked: the backend says what is wrong
+            room -= len(orjson.dumps(definition.payload))
+        if len(batch) == BATCH or room <= 0:
+            yield batch
+            batch, room = [], BATCH_BYTES
+    if batch:
         yield batch
 
 

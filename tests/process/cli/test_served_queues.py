@@ -84,6 +84,14 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     assert alone.stderr.count("no pool here serves the queue of some handlers") == 1
 
 
+def test_of_many_queues_that_nothing_serves_ten_are_named(shell: Shell) -> None:
+    for number in range(12):
+        shell.enqueue("nobody", queue=f"typo{number:02d}")
+    told = shell.call("stats").stderr
+    assert "typo08, typo09 and 2 more: their jobs wait" in told
+    assert "typo10" not in told
+
+
 def test_children_that_cannot_import_the_app_fail_a_pool_that_stops_by_itself(shell: Shell) -> None:
     (shell.directory / "jobs.py").write_text(UNLOADABLE)
     done = shell.run("--app", "jobs.py", "-w", "1", "--until-empty")

@@ -15,6 +15,7 @@ from support.looks import begin
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.errors import BackendUnavailable
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
@@ -22,6 +23,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Set
 from jobpool_backends.postgres import PostgresBackend, enqueue, keys
 from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.sql import number_of
+from jobpool_torture.network import Proxy
 
 PATIENCE = 30
 """Seconds that a busy machine may take for a statement."""
@@ -40,6 +42,18 @@ def leases(backend: QueueBackend, count: int, ttl: float = 300.0) -> list[JobLea
 def turns_waited_for(rig: Rig) -> int:
     [(count,)] = rig.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     return int(count)
+
+
+# --- a lost answer -------------------------------------------------------------------------------------------
+
+
+def test_a_first_run_whose_answer_is_lost_raises_and_is_not_sent_again(rig: Rig) -> None:
+    with Proxy(rig.server.host, rig.server.port) as proxy:
+        backend = rig.open(base=f"postgresql://postgres@{proxy.host}:{proxy.port}/postgres")
+        assert backend.keys.first_run(QUEUE, "order-16")
+        proxy.drop_replies(1)
+        with pytest.raises(BackendUnavailable):
+            backend.keys.first_run(QUEUE, "order-17")
 
 
 # --- at the same time ---------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import RedisServer
 
-from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.guards import Begin, Guards, Hold, Rate
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis import enqueue
 from jobpool_backends.redis import leases as leases_module
 from jobpool_backends.redis.keyspace import CHANGE
@@ -79,6 +79,17 @@ def test_a_batch_of_several_scripts_answers_and_repeats_as_one(rig: Rig, monkeyp
     assert [place for place, answer in enumerate(again) if answer is not Settled.ALREADY] == [13]
 
 
+def test_follow_ups_of_a_batch_go_to_thousands_of_queues(rig: Rig) -> None:
+    backend = rig.open(timeout=20.0)
+    backend.enqueue_many(numbered(3))
+    counts = [8100, 600, 600]
+    brings = [Ack(tuple(a_job(queue=f"q{place}.{n}") for n in range(count))) for place, count in enumerate(counts)]
+    batch = list(zip(take(backend, 3), brings, strict=True))
+    assert backend.settle_many(batch, call_id="c1") == [Settled.OK] * 3
+    assert backend.settle_many(batch, call_id="c1") == [Settled.ALREADY] * 3
+    assert rig.holds("ids") == rig.holds("queues") - 1 == sum(counts)
+
+
 def test_large_bodies_come_in_several_fetches_and_in_order(rig: Rig) -> None:
     backend = rig.open()
     known = backend.enqueue_many([a_job("x" * 900_000) for _ in range(14)])
@@ -118,6 +129,15 @@ def test_thousands_in_one_enqueue_fall_due_in_pieces(turned: Rig) -> None:
     ]
     fetched = [lease.id for _ in range(8) for lease in take(backend, 1000)]
     assert sorted(fetched) == sorted(known)
+
+
+def test_an_urgent_job_that_falls_due_after_thousands_comes_first(turned: Rig) -> None:
+    backend = turned.open()
+    soon, later = at(turned.server.now() + 5), at(turned.server.now() + 6)
+    backend.enqueue_many([a_job(number, scheduled_at=soon) for number in range(3000)])
+    urgent = backend.enqueue(a_job(priority=0, scheduled_at=later))
+    turned.server.advance(6.0)
+    assert [lease.id for lease in take(backend)] == [urgent]
 
 
 # --- dead letters -----------------------------------------------------------------------------------------
@@ -217,6 +237,42 @@ def test_a_server_that_was_flushed_is_an_empty_one(rig: Rig) -> None:
     assert backend.queues() == []
     ident = backend.enqueue(a_job())
     assert [message.id for message in backend.list_messages()] == [ident]
+
+
+@pytest.mark.parametrize("lost", ["ready", "record", "body"])
+def test_jobs_that_a_foreign_value_kept_out_come_in_when_the_call_is_repeated(rig: Rig, lost: str) -> None:
+    backend = rig.open()
+    several = [a_job(number, identifier=f"id-{number}") for number in range(2)]
+    plain = [NewMessage("0123456789abcdef", False, QUEUE, "report", 5, None, b"{}")]
+    rig.call("SET", rig.key(lost), "foreign")
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match="another program's value"):
+            backend.enqueue_many(several)
+        with pytest.raises(BackendUnavailable, match="another program's value"):
+            backend._enqueue(plain)
+    rig.call("DEL", rig.key(lost))
+    for _ in range(2):
+        backend.enqueue_many(several)
+        backend._enqueue(plain)
+    assert backend.stats(QUEUE).waiting >= 3
+    assert {lease.id for lease in take(backend, 20)} == {"id-0", "id-1", plain[0].id}
+    assert rig.holds("ids") == rig.holds("leased") == 3
+
+
+@pytest.mark.parametrize("settlement", [Ack((a_job(queue="mails"),)), Move("mails", attempts=1)], ids=["ack", "move"])
+def test_a_job_whose_follow_up_cannot_be_added_stays_leased(rig: Rig, settlement: Settlement) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job(unique=True, idempotency_key="k"))
+    [lease] = take(backend)
+    rig.call("SET", rig.key("ready", "mails"), "foreign")
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match="another program's value"):
+            backend.settle_many([(lease, settlement)], call_id="c1")
+    assert backend.stats(QUEUE).leased == 1
+    rig.call("DEL", rig.key("ready", "mails"))
+    assert backend.settle_many([(lease, settlement)], call_id="c1") == [Settled.OK]
+    assert backend.stats(QUEUE).leased == 0
+    assert len(take(backend, 5, queue="mails")) == rig.holds("ids") == 1
 
 
 # --- full memory ------------------------------------------------------------------------------------------

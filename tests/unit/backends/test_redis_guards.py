@@ -9,14 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 from redis_rig import Rig, take
+from support.claims import a_post
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Release, Settled
-from jobpool_backends.redis import keys
+from jobpool_backends.redis import RedisBackend, keys
 from jobpool_backends.redis.keys import guarded_token
+from jobpool_torture.network import Proxy
 
 ALL = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"), Hold("queue", 5)), rates=(Rate("queue", 5),))
 
@@ -31,6 +34,26 @@ def beside(rig: Rig) -> set[str]:
     kinds = ("done", "runs", "hold", "guarded", "rate")
     names = (name.removeprefix(rig.key("")) for name in rig.names())
     return {name for name in names if name.split(":")[0] in kinds}
+
+
+# --- a lost answer -----------------------------------------------------------------------------------------
+
+
+def test_a_first_run_or_a_pop_whose_answer_is_lost_is_not_undone_in_silence() -> None:
+    with Rig() as rig, Proxy(rig.server.host, rig.server.port) as proxy:
+        backend = RedisBackend.from_url(f"redis://{proxy.host}:{proxy.port}?prefix={rig.prefix}")
+        assert backend.keys.first_run("other", "key")  # from now on the server knows the scripts
+        assert backend.claims.pop("other", 1) == []
+        backend.claims.post(QUEUE, [a_post() for _ in range(3)])
+        proxy.drop_replies(1)
+        assert backend.keys.first_run(QUEUE, "order-17")
+        assert not backend.keys.first_run(QUEUE, "order-17")
+        proxy.drop_replies(1)
+        with pytest.raises(BackendUnavailable):
+            backend.claims.pop(QUEUE, 1)
+        proxy.cut()
+        assert len(backend.claims.pop(QUEUE, 3)) == 2
+        backend.close()
 
 
 # --- what is left ------------------------------------------------------------------------------------------

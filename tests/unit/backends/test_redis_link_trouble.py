@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers import RedisServer, free_port, shared_redis
+from support.servers import RedisServer, free_port, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.tables import row
 from support.waiting import wait_until
@@ -112,6 +112,7 @@ def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
             lambda: link.run(stray, ["mine:1"], []),
         ):
             assert "does not allow this user what jobpool needs: grant" in told(ConfigurationError, call)
+        assert "permissions to run the 'set' command" in told(ConfigurationError, lambda: link.call("SET", "mine:1", 1))
 
 
 def test_a_server_that_is_too_old_lacks_commands() -> None:
@@ -119,6 +120,7 @@ def test_a_server_that_is_too_old_lacks_commands() -> None:
         within = Script("return redis.call('ZNEW', KEYS[1])")
         for call in (lambda: link.call("ZNEW", "k"), lambda: link.run(within, ["k"], [])):
             assert "does not know a command that jobpool needs: it must be Redis 6.2" in told(ConfigurationError, call)
+        assert "'secret'" not in told(ConfigurationError, lambda: link.call("ZNEW", "secret"))
 
 
 def test_a_node_of_a_cluster_is_not_a_server_by_itself(start: Start) -> None:
@@ -330,6 +332,20 @@ def test_a_reset_connection_is_replaced_within_the_call() -> None:
             assert link.call("PING") == b"PONG"
             assert link.wait_pop(["bell"], 0.01) is None
             proxy.cut()
+
+
+def test_a_call_that_may_not_be_repeated_is_sent_once() -> None:
+    server = shared_redis()
+    add = Script("return redis.call('INCR', KEYS[1])", repeatable=False)
+    name = fresh_name()
+    with Proxy(server.host, server.port) as proxy, link_to(proxy) as link:
+        assert link.run(add, [name], ()) == 1
+        proxy.drop_replies(1)
+        assert "closed the connection" in told(BackendUnavailable, lambda: link.run(add, [name], ()))
+        assert link.run(add, [name], ()) == 3
+        proxy.cut()
+        assert link.run(add, [name], ()) == 4
+        link.call("DEL", name)
 
 
 def test_what_breaks_on_a_new_connection_too_is_told() -> None:

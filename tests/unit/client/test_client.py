@@ -113,6 +113,14 @@ def test_many_jobs_go_in_batches_and_keep_their_order() -> None:
     assert [job.payload["n"] for job in recorder.jobs] == list(range(2500))
 
 
+def test_large_jobs_go_in_smaller_batches() -> None:
+    recorder = Recorder()
+    bodies = ["x" * 2**20] * 9 + ["x"] * 9
+    Jobs(backend=recorder).enqueue_many(JobDefinition("report", body) for body in bodies)  # type: ignore[arg-type]
+    assert recorder.batches == [4, 4, 10]
+    assert [definition.payload for definition in recorder.jobs] == bodies
+
+
 def test_a_generator_is_read_as_the_batches_are_sent() -> None:
     recorder = Recorder()
 

@@ -5,14 +5,14 @@
 
 local stamp = digits(now)
 
--- Error and cause of messages that come from another queue, by id, and their fields in `batched`, if any.
-local carried, carried_batched = {}, {}
+-- Of messages that come from another queue, by id: error and cause, fields in `batched`, and the member that is left.
+local carried, carried_batched, leaving = {}, {}, {}
 
 -- The `ids` that must not be added: live, dead, or ended not long ago.
 local function known_among(q, ids, given)
     local known = {}
     for i, place in ipairs(ask('HMGET', q.ids, ids)) do
-        known[ids[i]] = place and true
+        known[ids[i]] = place and sub(place, 1, 19) ~= leaving[ids[i]]
     end
     for i, memory in ipairs(ask('ZMSCORE', q.ended, given)) do
         known[given[i]] = known[given[i]] or (memory and tonumber(memory) > now)
@@ -65,22 +65,24 @@ local function write_more(q, member, id, more)
     end
 end
 
+-- The ids come last: where the server refuses a command in between, they are unknown still, and the call is repeated. A
+-- fetch drops a member without a message.
 local function write_new(q, name, new)
-    many('HSET', q.ids, new.ids)
-    many('HSET', q.record, new.records)
-    many('HSET', q.body, new.bodies)
+    many('ZADD', q.ready, new.ready)
     many('ZADD', q.delayed, new.delayed)
     many('ZADD', q.later, new.later)
+    many('HSET', q.record, new.records)
+    many('HSET', q.body, new.bodies)
     call('SADD', q.queues, name)
-    if #new.ready > 0 then
-        many('ZADD', q.ready, new.ready)
-        ring(q)
-    end
     for _, each in ipairs(new.more) do
         write_more(q, unpack(each))
     end
     if #new.batched > 0 then
         many('HSET', beside(q, 'batched'), new.batched)
+    end
+    many('HSET', q.ids, new.ids)
+    if #new.ready > 0 then
+        ring(q)
     end
 end
 

@@ -3,6 +3,7 @@
 -- Answers: members, records, bodies, and if the call is a repeated one, the µs that each lease has left.
 
 local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
+local PROMOTE = 4000 -- due messages that are put in order with the others, in some 10 ms; the next fetch goes on
 
 local q, limit, ttl, tag = keys_of(1), tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 
@@ -80,7 +81,7 @@ local known = recall(LEAD.memory)
 if known then
     return fetch_again(known)
 end
-promote(q, math.min(math.max(100, 2 * limit), 1000))
+promote(q, PROMOTE)
 local popped, members = call('ZPOPMIN', q.ready, limit), {}
 for i = 1, #popped, 2 do
     members[(i + 1) / 2] = popped[i]

@@ -1,8 +1,8 @@
--- Marks a key done. ARGV: for how long, in µs
--- Answers: 1 when it was not done before
+-- Marks a key done. ARGV: for how long, in µs; the call's token
+-- Answers: 1 when it was not done before, but by this call, which may be repeated
 
-if recall(LEAD.done) then
-    return 0
+local known = recall(LEAD.done)
+if not known then
+    remember(LEAD.done, ARGV[1], ARGV[2])
 end
-remember(LEAD.done, ARGV[1], '')
-return 1
+return (known or ARGV[2]) == ARGV[2] and 1 or 0

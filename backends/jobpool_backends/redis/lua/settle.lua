@@ -29,7 +29,7 @@ local function nothing_yet()
     return {
         ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
         dead = {}, edits = {}, unique = {}, unique_ids = {}, lasts = {}, moved = {}, moved_ids = {}, guarded = {},
-        dead_ids = {}, cancelled = {},
+        dead_ids = {}, cancelled = {}, results = {}, result_ids = {},
     }
 end
 
@@ -122,16 +122,19 @@ end
 -- Its id is known in one queue or the other all the time: it does not end.
 function verbs.m(work, member, text, _, id)
     push(work.ended, member)
-    push(work.ids, id)
     push(work.moved, member)
     push(work.moved_ids, id)
+    leaving[id] = member
     if match(text, '^%d+ %d+ %d+ %S+ %d+ [uw]', 33) then
         end_unique(work, member, id, 0)
     end
 end
 
--- Take the notes of messages that move along with them, and their batches.
-local function carry(q, work)
+-- Free unique keys, and gather what moved messages take along: notes and batches. Then others may be added.
+local function make_way(q, work)
+    if #work.unique > 0 then
+        give_keys(q, work.unique, work.unique_ids, work.lasts)
+    end
     for i, text in ipairs(ask('HMGET', q.notes, work.moved)) do
         carried[work.moved_ids[i]] = text and read_notes(text) or nil
     end
@@ -140,17 +143,18 @@ local function carry(q, work)
     end
 end
 
--- Removed before anything is added: see promote.lua.
+-- Removed before anything is put back: see promote.lua.
 local function write(q, work)
-    carry(q, work)
+    for i, place in ipairs(ask('HMGET', q.ids, work.moved_ids)) do
+        if place and sub(place, 1, 19) == work.moved[i] then -- it goes by an outbox
+            push(work.ids, work.moved_ids[i])
+        end
+    end
     many('ZREM', q.leased, work.ended)
     many('ZREM', q.leased, work.left)
     many('ZREM', q.leased, work.forfeited)
     many('ZADD', q.leased, scored(now, work.forfeited))
     erase(q, work.ended, work.ids, work.given)
-    if #work.unique > 0 then
-        give_keys(q, work.unique, work.unique_ids, work.lasts)
-    end
     if #work.guarded > 0 then
         let_go(q, work.guarded)
     end
@@ -167,9 +171,13 @@ local function write(q, work)
         tell(q, work.dead_ids)
         cap(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
     end
-    end_members(q, work.ended, 'succeeded') -- carry has taken out those that moved
+    end_members(q, work.ended, 'succeeded') -- make_way has taken out those that moved
     end_members(q, work.cancelled, 'cancelled')
     end_members(q, work.dead, 'failed')
+    for _, result in ipairs(work.results) do
+        call('SET', unpack(result))
+    end
+    tell(q, work.result_ids)
 end
 
 -- The refusal for a message that is there and not leased: a claim may hold it.
@@ -179,24 +187,24 @@ local function judge_claimed(q, text)
     return held and (tonumber(sub(held, 1, 16)) > now and 'w' or 'e') or 'n'
 end
 
--- Keep the results of accepted acks. `first` answers came before those of this queue, whose ids begin after `ids`.
+-- Note the results of accepted acks. `first` answers came before those of this queue, whose ids begin after `ids`.
 -- Returns where the next words are.
-local function keep(q, at, letters, first, ids)
-    local prefix, done = sub(q.ids, 1, -4) .. 'result:', {}
+local function note_results(q, work, at, letters, first, ids)
+    local prefix = sub(q.ids, 1, -4) .. 'result:'
     local after = at + 1 + 3 * tonumber(ARGV[at])
     for word = at + 1, after - 1, 3 do
         local place = tonumber(ARGV[word])
         if letters[first + place] == 'o' then
-            call('SET', prefix .. ARGV[ids + place], ARGV[word + 2], 'PX', ARGV[word + 1])
-            push(done, ARGV[ids + place])
+            push(work.results, {prefix .. ARGV[ids + place], ARGV[word + 2], 'PX', ARGV[word + 1]})
+            push(work.result_ids, ARGV[ids + place])
         end
     end
-    tell(q, done)
     return after
 end
 
--- Settle one queue by ARGV from `at` on, and add the answers to `letters`. Returns where the next words are.
-local function settle_queue(q, at, letters)
+-- Judge one queue by ARGV from `at` on, and add the answers to `letters`. Returns where the next words are, and what is
+-- to be written, if anything is.
+local function judge_queue(q, at, letters)
     local count, word = tonumber(ARGV[at]), ARGV[at + 1]
     local holders, ids, needed = at + 1 + count, at + 1 + 2 * count, at + 2 + 3 * count
     if count == 0 then -- only follow-ups go there
@@ -227,19 +235,21 @@ local function settle_queue(q, at, letters)
         end
         needed = needed + NEEDS[verb]
     end
-    write(q, work)
-    return #word > count and keep(q, needed, letters, first, ids) or needed
+    return #word > count and note_results(q, work, needed, letters, first, ids) or needed, work
 end
 
 -- Add the messages that accepted settlements bring.
 -- ARGV from `at` on: the queues' names, for each message the place of its settlement, and the `words` of add.lua.
 local function follow_up(queues, at, letters)
-    local names = {unpack(ARGV, at, at + COUNT - 1)}
-    local places = at + COUNT
+    local names, places = {}, at + COUNT
+    for number = 1, COUNT do
+        names[number] = ARGV[at + number - 1]
+    end
     local count, refused = (#ARGV - places) / 7, {} -- one word is the number itself, the others are seven a message
     for i = 1, count do
         refused[i] = letters[tonumber(ARGV[places + i - 1])] ~= 'o'
     end
+    call('ZREM', queues[1].leased, '') -- see promote.lua
     add(queues, names, ARGV, places + count + 1, count, refused, true)
 end
 
@@ -256,16 +266,22 @@ local known = recall(LEAD.memory)
 if known then
     return '!' .. known
 end
-local queues, letters, at = {}, {}, 4
+local queues, works, letters, at = {}, {}, {}, 4
 for number = 1, COUNT do
     queues[number] = keys_of(number)
-    at = settle_queue(queues[number], at, letters)
+    at, works[number] = judge_queue(queues[number], at, letters)
 end
 if COUNT > 1 then
     letters, at = in_place(letters, at), at + #letters
 end
-if ARGV[at] then
+for number, work in pairs(works) do
+    make_way(queues[number], work)
+end
+if ARGV[at] then -- before any lease ends: where the server refuses a command, the jobs come back
     follow_up(queues, at, letters)
+end
+for number, work in pairs(works) do
+    write(queues[number], work)
 end
 finish(queues[1])
 local answers = table.concat(letters)
