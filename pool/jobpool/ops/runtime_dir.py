@@ -73,10 +73,13 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
     if found.st_uid != os.geteuid():  # for root too: its pool would write where somebody else may
         raise ConfigurationError(
             f"runtime directory {directory} belongs to another user (uid {found.st_uid}): be that user, or set"
-            " JOBPOOL_RUNTIME_DIR"
+            " JOBPOOL_RUNTIME_DIR to a folder of yours, such as one below it"
         )
     if found.st_mode & 0o022:
-        raise ConfigurationError(f"runtime directory {directory} can be written by others; chmod 700 it")
+        raise ConfigurationError(
+            f"runtime directory {directory} can be written by others; chmod 700 it, or set JOBPOOL_RUNTIME_DIR to a"
+            " folder below it"
+        )
     return directory
 
 

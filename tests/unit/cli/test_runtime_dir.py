@@ -201,7 +201,7 @@ def test_a_place_that_cannot_be_ours_is_refused_with_the_mend(tmp_path: Path) ->
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").write_text("")
     for place, told in [
-        ("open", "can be written by others; chmod 700 it"),
+        ("open", "can be written by others; chmod 700 it, or set .* to a folder below it"),
         ("link", "is not a directory"),
         ("file/sub", r"cannot be made: .* set JOBPOOL_RUNTIME_DIR"),
     ]:
