@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 NO_APP = "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
 LONGEST_WAIT_S = 100 * 366 * 86400.0
 ENQUEUE_LATER = "enqueue below `if __name__ == '__main__':`, or in a program of its own"
+PASSING = frozenset(
+    getattr(errno, f"E{name}")
+    for name in ["ADDRINUSE", "ADDRNOTAVAIL", "DQUOT", "IO", "MFILE", "NFILE", "NOMEM", "NOSPC"]
+)
+"""Errors of the system that a later start may not meet, so that a service manager should try again."""
 FORKED = "a process that the handler forked can neither enqueue nor ack: do it in the handler itself"
 
 

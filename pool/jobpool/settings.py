@@ -31,8 +31,10 @@ from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
 NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "LEDGER"})  # JOBPOOL_* variables that are not settings
-KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
-"""Variables that Kubernetes puts into every container beside a service that is called `jobpool`."""
+KUBERNETES = re.compile(
+    r"(.+_)?(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=|PORT=(tcp|udp|sctp)://)"
+)
+"""Variables that Kubernetes puts into every container beside a service that is called `jobpool` or `jobpool-…`."""
 
 ANY_COMMAND = "*"  # among the allowed shell commands: any program
 
@@ -472,7 +474,7 @@ def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:
     for variable, text in os.environ.items():
         word = variable.removeprefix(PREFIX)
         key = word.lower()
-        if word == variable or (key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.fullmatch(word))):
+        if word == variable or (key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.match(f"{word}={text}"))):
             continue
         _check_key(key, f"environment variable {variable}", PREFIX)
         # An empty variable is how compose files spell "not set"; an empty key would silently switch signing off.

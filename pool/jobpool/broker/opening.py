@@ -172,19 +172,22 @@ def redact(url: str) -> str:
         return ";".join(map(_redact_part, url.split(";")))
     if _SCHEME.match(url):
         scheme, found, rest = url.partition("://")
-        return scheme + found + _redact_rest(rest)
+        return scheme + found + _redact_rest(rest, lone_user="***" if scheme.lower().startswith("redis") else None)
     start = _WORDS.match(url)  # of a path, of `user:password@host`, of libpq's `host=… password=…`
     if start is None:
         return "***"
     return f"{start[0]}***" if start[1] else url
 
 
-def _redact_rest(rest: str) -> str:
+def _redact_rest(rest: str, lone_user: str | None = None) -> str:
+    """Redact what follows `://`. `lone_user`: shown for a user without a password, as which some write a password."""
     place, asked, query = rest.partition("?")
     if "@" in query:  # it may end a password that holds a '?'
-        return re.split("[:@/]", place, maxsplit=1)[0] + ":***"
+        user = re.split("[:@/]", place, maxsplit=1)[0]
+        return (user if place.startswith(f"{user}:") else lone_user or user) + ":***"
     login, at, place = place.rpartition("@")
-    user, colon, _ = re.sub("%3a", ":", login, flags=re.IGNORECASE).partition(":")
+    user, colon, secret = re.sub("%3a", ":", login, flags=re.IGNORECASE).partition(":")
+    user = user if secret else user and (lone_user or user)
     shown = user + (":***" if colon else "") + at
     hosts = place.partition("/")[0]
     if not all(map(_HOST.fullmatch, hosts.split(","))):  # the text after a colon is a password, not a port

@@ -22,7 +22,7 @@ from jobpool.cli import options
 from jobpool.cli.main import logged_failure
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_secrets
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
         about |= {"directory": place, "version": __version__, "since": time.time()}
         note = this_pool(name=pool.name, backend=pool.backend, **about)
         path = register(place, note)
-    except ConfigurationError as error:
+    except JobpoolError as error:
         if pool.runtime_dir is not None:
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
@@ -208,7 +208,7 @@ def _run(
 
     def tell(served: Sequence[str]) -> None:
         queues[:] = served
-        with contextlib.suppress(ConfigurationError):  # the directory has gone: this pool is not seen any more
+        with contextlib.suppress(JobpoolError):  # the directory has gone: this pool is not seen any more
             register(place, replace(note, queues=tuple(served)))
 
     def look() -> Neighbours:

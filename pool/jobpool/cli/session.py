@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 
 from jobpool.broker.config_file import SQLITE, ConfigFile, find_config, working_directory
 from jobpool.cli.output import note
-from jobpool.errors import ENQUEUE_LATER, NO_APP, ConfigurationError
+from jobpool.errors import ENQUEUE_LATER, NO_APP, ConfigurationError, JobpoolError
 from jobpool.settings import Settings, load
 from jobpool.telemetry.logs import configure
 
@@ -144,7 +144,7 @@ class Session:
             return Counter()
         from jobpool.ops.runtime_dir import serving
 
-        with contextlib.suppress(ConfigurationError):  # no pool runs without such a directory unseen
+        with contextlib.suppress(JobpoolError):  # no pool runs without such a directory unseen
             pools = serving(self.runtime_dir(), self.settings().backend)
             return Counter(queue for pool in pools for queue in pool.queues)
         return Counter()

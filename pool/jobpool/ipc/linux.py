@@ -23,6 +23,7 @@ from pathlib import Path
 
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.packets import close_all
+from jobpool.message.control_groups import group_files
 
 _HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
 _STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
@@ -350,25 +351,7 @@ def oom_kills_in(file: Path | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def find_oom_kills(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+def find_oom_kills(root: Path = Path("/")) -> Path | None:
     """Return the file with the count of this process's group; None if there is none, as in the root of all groups."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    return next((file for line in lines for file in _oom_files(line, mount) if oom_kills_in(file) is not None), None)
-
-
-def _oom_files(line: str, mount: Path) -> list[Path]:
-    """Parse `0::/system.slice/jobpool.service` or `9:memory:/docker/0123`: the group's own file, else the container's.
-
-    Inside a container the path may be the host's, while its own group is what is mounted.
-    """
-    number, _, rest = line.partition(":")
-    controllers, _, path = rest.partition(":")
-    below = path.lstrip("/")
-    if number == "0" and not controllers:
-        return [mount / below / "memory.events", mount / "memory.events"]
-    if "memory" not in controllers.split(","):
-        return []
-    return [mount / "memory" / below / "memory.oom_control", mount / "memory" / "memory.oom_control"]
+    files = group_files("memory", "events", "oom_control", root)
+    return next((file for file in files if oom_kills_in(file) is not None), None)

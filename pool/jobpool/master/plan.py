@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from jobpool.errors import ConfigurationError, JobpoolError, MalformedEnvelope
 from jobpool.ipc.frames import Reply
 from jobpool.master import actions as act
-from jobpool.master.deadlines import check_deadlines, kill_child, lose_expired
+from jobpool.master.deadlines import FROZEN_S, check_deadlines, kill_child, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
 from jobpool.master.slots import Delivery, SlotState
@@ -55,6 +55,8 @@ class Planner:
         if pool.requests:
             answer_requests(pool, now, actions)
         if now - pool.checked_at >= CHECK_EVERY_S:
+            if 0 < pool.checked_at < now - FROZEN_S:
+                pool.note("warning", "the master stood still", seconds=round(now - pool.checked_at, 1))
             lose_expired(pool, now_boot)  # before the hand-out: the loop may have slept past the end of what is ready
         if pool.is_stopping:
             _stop(pool, now, actions)

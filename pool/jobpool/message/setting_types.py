@@ -5,6 +5,7 @@ Plain functions, each raising `ValueError` with a sentence that says how to writ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from jobpool.message.allowances import LARGEST_BODY, LONGEST_CALL
+from jobpool.message.control_groups import group_files
 from jobpool.message.definition import check_result_ttl
 from jobpool.message.guards import MOST_LINES, MOST_PLACES
 from jobpool.message.names import QUEUE_NAME, check_queue
@@ -22,7 +24,6 @@ Parsed = TypeVar("Parsed")
 
 Queues = tuple[tuple[str, float], ...]
 MOST_WORKERS = 1024
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Address(NamedTuple):
@@ -268,14 +269,14 @@ def parse_url_limits(value: object) -> UrlLimits:
     return limits
 
 
-def usable_cpus() -> int:
-    """Count the CPUs that this process may use: its affinity, cut to the container's quota."""
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Count the CPUs that this process may use: its affinity, cut to the quota of its container or service."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = CPU_MAX.read_text().split()
-        return max(1, min(cpus, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return cpus
+    for file in group_files("cpu", "max", root=root):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or `max 100000`
+            quota, period = map(int, file.read_text().split())
+            cpus = min(cpus, math.ceil(quota / period))
+    return cpus
 
 
 def _parse_keep(value: object) -> int:

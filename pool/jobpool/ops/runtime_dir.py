@@ -24,7 +24,7 @@ from msgspec import MsgspecError, convert
 
 from jobpool.broker.config_file import from_directory, working_directory
 from jobpool.broker.opening import redact
-from jobpool.errors import ConfigurationError
+from jobpool.errors import PASSING, ConfigurationError, JobpoolError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PLACE_OPTIONS = frozenset({"db", "dbname", "host", "hostaddr", "port", "prefix", "schema", "service", "tube_prefix"})
@@ -57,6 +57,7 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
     """Return the runtime directory, made if missing. `named`: from the settings; None = look at the environment.
 
     Raises `ConfigurationError`: it cannot be made, or others could tamper with it; the text names the mend.
+    `JobpoolError`: it cannot be made now.
     """
     directory = _choose(named)
     try:
@@ -64,7 +65,7 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
             place.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()
     except OSError as error:
-        raise ConfigurationError(
+        raise _error_for(error)(
             f"runtime directory {directory} cannot be made: {error.strerror}; set JOBPOOL_RUNTIME_DIR to one that can"
         ) from error
     if not stat.S_ISDIR(found.st_mode):
@@ -72,17 +73,20 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
     if found.st_uid != os.geteuid():  # for root too: its pool would write where somebody else may
         raise ConfigurationError(
             f"runtime directory {directory} belongs to another user (uid {found.st_uid}): be that user, or set"
-            " JOBPOOL_RUNTIME_DIR"
+            " JOBPOOL_RUNTIME_DIR to a folder of yours, such as one below it"
         )
     if found.st_mode & 0o022:
-        raise ConfigurationError(f"runtime directory {directory} can be written by others; chmod 700 it")
+        raise ConfigurationError(
+            f"runtime directory {directory} can be written by others; chmod 700 it, or set JOBPOOL_RUNTIME_DIR to a"
+            " folder below it"
+        )
     return directory
 
 
 def register(directory: Path, pool: PoolFile) -> Path:
     """Leave the note of `pool`, in one atomic step; return its path, to be handed to `unregister`.
 
-    Raises `ConfigurationError`: the directory cannot be written.
+    Raises `ConfigurationError`: the directory cannot be written. `JobpoolError`: it cannot be written now.
     """
     path = note_path(directory, pool.name, pool.pid)
     draft = path.with_suffix(".new")
@@ -92,11 +96,17 @@ def register(directory: Path, pool: PoolFile) -> Path:
             json.dump(asdict(pool), file)
         draft.replace(path)
     except OSError as error:
-        raise ConfigurationError(
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise _error_for(error)(
             f"runtime directory {directory} cannot be written: {error.strerror}; set JOBPOOL_RUNTIME_DIR to a folder"
             " that only you can write"
         ) from error
     return path
+
+
+def _error_for(error: OSError) -> type[JobpoolError]:
+    return JobpoolError if error.errno in PASSING else ConfigurationError
 
 
 def unregister(path: Path) -> None:

@@ -23,6 +23,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.ipc import linux
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.definition import JobDefinition
+from jobpool.message.setting_types import usable_cpus
 from jobpool.ops.doctor import broker, configuration, examine, handlers, machine, serving
 from jobpool.ops.doctor.machine import Supervisor, find_supervisor, memory_of, parse_systemd
 from jobpool.ops.runtime_dir import register, runtime_dir, this_pool
@@ -318,15 +319,40 @@ def test_what_this_machine_says_of_itself(settings: Any) -> None:
     assert memory_of(Path("/")) > 64 * 2**20
 
 
-def test_the_memory_of_a_container_is_its_limit(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("group", "limit"),
+    [
+        ("0::/", "memory.max"),
+        ("0::/system.slice/jobpool.service", "system.slice/jobpool.service/memory.max"),
+        ("0::/system.slice/jobpool.service", "system.slice/memory.max"),
+        ("0::/../the/path/of/the/host", "memory.max"),
+        ("9:cpu:/\n4:memory:/docker/01\n0::/", "memory/docker/01/memory.limit_in_bytes"),
+    ],
+)
+def test_the_memory_of_a_container_or_service_is_its_limit(root: Path, group: str, limit: str) -> None:
     (root / "proc/meminfo").write_text("MemTotal:  8388608 kB\nMemFree: 1 kB\n")
     assert memory_of(root) == 8 * GIB
-    (root / "sys/fs/cgroup").mkdir(parents=True)
-    (root / "sys/fs/cgroup/memory.max").write_text("max\n")
+    (root / "proc/self/cgroup").write_text(f"{group}\n")
+    file = root / "sys/fs/cgroup" / limit
+    file.parent.mkdir(parents=True)
+    file.write_text("max\n")
     assert memory_of(root) == 8 * GIB
-    (root / "sys/fs/cgroup/memory.max").write_text(f"{GIB}\n")
+    file.write_text(f"{GIB}\n")
     assert memory_of(root) == GIB
     assert memory_of(root / "nowhere") == 0
+
+
+def test_workers_are_no_more_than_the_cpu_quota_of_the_service_or_of_a_slice_around_it(root: Path) -> None:
+    cpus = usable_cpus(root)
+    (root / "proc/self/cgroup").write_text("0::/jobs.slice/jobpool.service\n")
+    service = root / "sys/fs/cgroup/jobs.slice/jobpool.service/cpu.max"
+    service.parent.mkdir(parents=True)
+    for quota, found in ("max 100000", cpus), ("6400000 100000", min(cpus, 64)), ("50000 100000", 1):
+        service.write_text(f"{quota}\n")
+        assert usable_cpus(root) == found, quota
+    service.write_text("max 100000\n")
+    (service.parent.parent / "cpu.max").write_text("20000 100000\n")
+    assert usable_cpus(root) == 1
 
 
 OLD_KERNEL = """

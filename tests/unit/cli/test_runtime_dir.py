@@ -201,7 +201,7 @@ def test_a_place_that_cannot_be_ours_is_refused_with_the_mend(tmp_path: Path) ->
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").write_text("")
     for place, told in [
-        ("open", "can be written by others; chmod 700 it"),
+        ("open", "can be written by others; chmod 700 it, or set .* to a folder below it"),
         ("link", "is not a directory"),
         ("file/sub", r"cannot be made: .* set JOBPOOL_RUNTIME_DIR"),
     ]:
@@ -221,6 +221,22 @@ def test_a_pool_that_cannot_leave_its_note_runs_unseen_unless_the_place_was_name
     mend = "set JOBPOOL_RUNTIME_DIR to a folder that only you can write"
     with pytest.raises(ConfigurationError, match=mend), _published(replace(settings, runtime_dir=directory)):
         pass
+
+
+@pytest.mark.parametrize("call", ["mkdir", "dump"])
+def test_a_runtime_directory_without_room_is_no_fault_of_the_settings(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    directory = tmp_path / "full"
+    with monkeypatch.context() as patched:
+        patched.setattr(*{"mkdir": (Path, "mkdir"), "dump": (json, "dump")}[call], full)
+        with pytest.raises(JobpoolError, match="No space left on device; set JOBPOOL_RUNTIME_DIR") as refused:
+            register(runtime_dir(directory), a_pool(directory))
+    assert not isinstance(refused.value, ConfigurationError), "a service manager tries again"
+    assert list(tmp_path.rglob("*.new")) == []
 
 
 def test_a_scoreboard_without_room_is_no_fault_of_jobpool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

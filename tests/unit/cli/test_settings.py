@@ -190,11 +190,33 @@ def test_absolute_urls_stay_as_they_are(tmp_path: Path, url: str) -> None:
     assert load().backend == url
 
 
-def test_what_kubernetes_sets_for_a_service_called_jobpool_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("JOBPOOL_PORT", "JOBPOOL_PORT_80_TCP_ADDR", "JOBPOOL_SERVICE_HOST", "JOBPOOL_SERVICE_PORT_WEB"):
-        monkeypatch.setenv(variable, "10.0.0.1")
+@pytest.mark.parametrize("service", ["", "REDIS_", "METRICS_", "WORKERS_2_"])
+def test_what_kubernetes_sets_for_a_service_of_that_name_is_no_error(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word, value in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP_WEB": "80",
+        "PORT": "tcp://10.0.0.1:80",
+        "PORT_80_TCP": "tcp://10.0.0.1:80",
+        "PORT_80_TCP_PROTO": "tcp",
+        "PORT_80_TCP_PORT": "80",
+        "PORT_53_UDP_ADDR": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(f"JOBPOOL_{service}{word}", value)
     monkeypatch.setenv("JOBPOOL_DEBUG", "1")
     load()
+
+
+def test_a_port_that_kubernetes_does_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_METRICS_PORT", "9100")
+    with pytest.raises(ConfigurationError, match="JOBPOOL_METRICS_PORT is not a setting any more"):
+        load()
+    monkeypatch.delenv("JOBPOOL_METRICS_PORT")
+    monkeypatch.setenv("JOBPOOL_PORT", "9100")
+    with pytest.raises(ConfigurationError, match="JOBPOOL_PORT is not a setting of jobpool"):
+        load()
 
 
 # --- forms -----------------------------------------------------------------------------------------

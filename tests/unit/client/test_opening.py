@@ -216,7 +216,12 @@ def test_passwords_are_never_shown() -> None:
     for url, shown in [
         ("sqlite:////srv/jobs.db", "sqlite:////srv/jobs.db"),
         ("redis://localhost/0", "redis://localhost/0"),
-        ("redis://me@localhost/0", "redis://me@localhost/0"),
+        ("postgresql://me@localhost/0", "postgresql://me@localhost/0"),
+        ("redis://hidden@localhost/0", "redis://***@localhost/0"),
+        ("redis+sentinel://hid/den@h:1,i/s/0", "redis+sentinel://***@h:1,i/s/0"),
+        ("REDISS://hid?den@h", "REDISS://***:***"),
+        ("redis://hid/den?x=1@h", "redis://***:***"),
+        ("redis://hidden:@h", "redis://***:***@h"),
         ("redis://me:hidden@localhost/0", "redis://me:***@localhost/0"),
         ("redis://:hidden@localhost/0", "redis://:***@localhost/0"),
         ("redis://me:hid@den@localhost/0", "redis://me:***@localhost/0"),

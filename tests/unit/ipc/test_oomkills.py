@@ -69,17 +69,17 @@ def test_the_count_of_either_version(events: Path) -> None:
     ],
 )
 def test_the_file_of_the_own_group_is_found(tmp_path: Path, membership: str, file: str, text: str) -> None:
-    mount = tmp_path / "cgroup"
+    mount = tmp_path / "sys/fs/cgroup"
     (mount / file).parent.mkdir(parents=True)
     (mount / file).write_text(text.format(0))
-    listing = tmp_path / "listing"
-    listing.write_text(membership)
-    assert find_oom_kills(listing, mount) == mount / file
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(membership)
+    assert find_oom_kills(tmp_path) == mount / file
 
 
 @pytest.mark.parametrize("membership", ["0::/\n", "4:pids:/\n", "", "rubbish\n"])
 def test_where_there_is_none_there_is_none(tmp_path: Path, membership: str) -> None:
-    listing = tmp_path / "listing"
-    listing.write_text(membership)
-    assert find_oom_kills(listing, tmp_path) is None
-    assert find_oom_kills(tmp_path / "gone", tmp_path) is None
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(membership)
+    assert find_oom_kills(tmp_path) is None
+    assert find_oom_kills(tmp_path / "gone") is None

@@ -203,6 +203,16 @@ class TestForkServersThatDoNotAnswer:
         assert not server_kills(stage.after(3600.0))
         assert server_kills(step(stage, ANSWER_LIMIT_S + 0.1))
 
+    def test_a_master_that_stood_still_says_so_before_what_it_lost(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        stage.pool.notes.clear()
+        stage.after(2.0)
+        assert not stage.pool.notes
+        stage.after(3600.0)
+        assert stage.pool.notes[0] == ("warning", "the master stood still", {"seconds": 3600.0})
+        assert len(stage.pool.notes) > 1, "then its lease is lost"
+
     def test_past_the_grace_of_a_stop_it_has_little_time(self) -> None:
         stage = Stage(workers=1, stop_grace=1.0).boot()
         [slot] = stage.idle

@@ -131,7 +131,7 @@ def test_a_reload_to_refused_schedules_leaves_the_old_one_until_the_next_reload(
     stage = reloaded()
     assert starts(refused(stage, 78)) + starts(stage.after(1000.0)) == 0
     assert signals(stage.log) == []
-    assert notes(stage)[-1] == "the schedules are refused; the scheduler that runs goes on"
+    assert "the schedules are refused; the scheduler that runs goes on" in notes(stage)
     assert stage.pool.schedulers.problem == ("the new schedules are refused, the old ones go on: two jobs of one name")
     stage.tell(ev.SignalCame(signal.SIGHUP))
     assert starts(stage.load(3)) == 1

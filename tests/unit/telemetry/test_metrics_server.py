@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from socketserver import TCPServer
 
 import pytest
 from support.descriptors import no_more_descriptors, open_descriptors
@@ -212,10 +214,29 @@ def test_a_port_that_is_taken_is_said_with_the_mend() -> None:
     assert not isinstance(taken.value, ConfigurationError), "a service manager tries again"
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
-def test_an_address_of_somebody_else_is_refused(host: str) -> None:
+def test_a_host_that_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"^metrics: "):
-        Server(host, 0, {})
+        Server("no.such.host.invalid", 0, {})
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("bind", OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")),
+        ("getaddrinfo", socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")),
+    ],
+    ids=["address", "name server"],
+)
+def test_an_address_that_may_come_yet_is_no_fault_of_the_settings(
+    call: str, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(*{"bind": (TCPServer, "server_bind"), "getaddrinfo": (socket, "getaddrinfo")}[call], away)
+    with pytest.raises(JobpoolError, match=rf"^metrics: .*{error.strerror}") as refused:
+        Server("127.0.0.1", 0, {})
+    assert not isinstance(refused.value, ConfigurationError), "a service manager tries again"
 
 
 def test_it_can_be_closed_without_having_been_started() -> None:

@@ -19,6 +19,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.ipc import linux
 from jobpool.master.run import DESCRIPTORS_A_CHILD, DESCRIPTORS_BESIDES
 from jobpool.master.state import slot_count
+from jobpool.message.control_groups import group_files
 from jobpool.message.units import format_size, parse_duration
 from jobpool.settings import Settings
 
@@ -164,11 +165,11 @@ def judge_memory(workers: int, limit: int, memory: int, moves_to: str | None = N
 
 
 def memory_of(root: Path) -> int:
-    """Return bytes of the machine, or of the container's limit when that is less."""
+    """Return bytes of the machine, or of the limit of the container or service when that is less."""
     lines = _read(root / "proc/meminfo").splitlines()
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(root / name)
+    for file in group_files("memory", "max", "limit_in_bytes", root):
+        text = _read(file)
         found += [int(text)] if text.isdigit() else []
     return min((size for size in found if 0 < size < NO_LIMIT_BYTES), default=0)
 

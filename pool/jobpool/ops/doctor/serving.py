@@ -10,7 +10,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import missing_database, open_backend
 from jobpool.broker.values import UNHELD, MessageFilter
-from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.master.run import waiting_elsewhere
 from jobpool.master.serving import unserved_handlers
@@ -32,7 +32,7 @@ def examine(
     """
     try:
         pools = serving(runtime_dir(settings.runtime_dir), settings.backend)
-    except ConfigurationError:
+    except JobpoolError:
         pools = []
     served = {*settings.queue_names, *chain.from_iterable(pool.queues for pool in pools)}
     bad = [*_handlers(handlers, served), *_schedules(handlers, settings, pools)]

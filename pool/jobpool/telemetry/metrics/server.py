@@ -8,7 +8,6 @@ clients that are slow, silent or many keep nobody from these pages, and the pool
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import socket
 import threading
@@ -18,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
-from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.errors import PASSING, ConfigurationError, JobpoolError
 from jobpool.telemetry.metrics.pages import Page, View, text_page
 
 PATIENCE = 5.0  # seconds for a whole request and its answer
@@ -34,7 +33,7 @@ log = logging.getLogger("jobpool.metrics")
 class Server:
     """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
 
-    Raises `ConfigurationError`: the address is none of this machine's. `JobpoolError`: the port is taken now.
+    Raises `ConfigurationError`: the address cannot be one of this machine's. `JobpoolError`: it cannot be used now.
     """
 
     def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
@@ -42,7 +41,7 @@ class Server:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._http = _Http(family, (host, port), views)
         except OSError as error:
-            kind = JobpoolError if error.errno == errno.EADDRINUSE else ConfigurationError
+            kind = JobpoolError if error.errno in {*PASSING, socket.EAI_AGAIN} else ConfigurationError
             raise kind(
                 f"metrics: {host}:{port} cannot be listened on ({error.strerror or error}):"
                 " choose another port or host, or 0 for any free port"
