@@ -29,7 +29,7 @@ from jobpool.handlers.ending import Ending
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
-from jobpool.ipc.alarm import Alarm, borrowed
+from jobpool.ipc.alarm import A, Alarm, R, borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext, go_on
@@ -112,6 +112,12 @@ class SoftAlarm(Alarm):
 
     def disarm(self) -> None:
         pass
+
+    def call(self, function: Callable[[A], R], argument: A) -> tuple[R | None, BaseException | None]:
+        try:
+            return function(argument), None
+        except BaseException as raised:  # noqa: BLE001 - as in `Alarm`, whose signal is not ours to set
+            return None, raised
 
 
 class NoCapture(Capture):
