@@ -40,7 +40,7 @@ _KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in ("TERM", "INT", "HUP", 
 
 
 class Tidy:
-    """The state of this process when this was made, which `restore` brings back. Keeps one descriptor open.
+    """The state of this process when this was made, which `restore` brings back. Keeps four descriptors open.
 
     `trace_fd`: where the fault handler writes the stacks of crashes.
     """
@@ -48,6 +48,7 @@ class Tidy:
     def __init__(self, trace_fd: int) -> None:
         self._trace_fd = trace_fd
         self._folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._streams = [os.dup(fd) for fd in range(3)]
         self._working_directory = _working_directory()
         self._umask = os.umask(0o077)
         os.umask(self._umask)
@@ -64,7 +65,7 @@ class Tidy:
         self._look_at = 0.0
 
     def restore(self, now: float, failed: bool) -> str:
-        """Bring the state back; return what could not be, "" = nothing. Raises `OSError` if the folder was closed.
+        """Bring the state back; return what could not be, "" = nothing. Raises `OSError` if descriptors were closed.
 
         `now`: CLOCK_MONOTONIC seconds at the attempt's end.
         """
@@ -94,6 +95,9 @@ class Tidy:
         """Restore or name changes that only a costly look shows: 22 microseconds, 140 in a cold cache."""
         self._tell_crashes()  # a handler may have named a file of its own
         self._interpreter.restore_rare()
+        for fd, stream in enumerate(self._streams):
+            if not os.path.sameopenfile(fd, stream):
+                os.dup2(stream, fd)
         if linux.rights() != self._rights:
             return RIGHTS
         if linux.limits_text() != self._limits_text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 LOOKS = """
 import os
@@ -85,3 +86,33 @@ print(repr(tidy.restore(20.0, True)), [getattr(sys, name) for name in names] == 
 def test_what_a_handler_has_deleted_from_sys_is_put_back_and_costs_no_job() -> None:
     told = subprocess.run([sys.executable, "-c", TAKEN_AWAY], capture_output=True, text=True, timeout=60, check=False)
     assert (told.stdout.splitlines(), told.stderr) == (["'' True", "'' True"], "")
+
+
+REDIRECTED = """
+import os
+from jobpool.child.restore import Tidy
+
+tidy = Tidy(2)
+for fd in range(3):
+    file = os.open(f"file{fd}", os.O_RDWR | os.O_CREAT)
+    os.dup2(file, fd)
+    os.close(file)
+said = tidy.restore(10.0, True)
+os.system("cat; echo printed; echo complained >&2")
+print(repr(said), os.get_inheritable(1))
+"""
+
+
+def test_standard_streams_that_a_handler_has_redirected_are_put_back(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", REDIRECTED],
+        cwd=tmp_path,
+        input="typed\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.stdout.splitlines() == ["typed", "printed", "'' True"]
+    assert told.stderr == "complained\n"
+    assert [(tmp_path / f"file{fd}").read_text() for fd in range(3)] == ["", "", ""]
