@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from functools import cache, partial
 from pkgutil import resolve_name
 from time import monotonic
 from types import AsyncGeneratorType, GeneratorType, MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import orjson
 from msgspec import Struct
@@ -29,7 +30,7 @@ from jobpool.handlers.ending import Ending
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
-from jobpool.ipc.alarm import Alarm, borrowed
+from jobpool.ipc.alarm import A, Alarm, R, borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext, go_on
@@ -112,6 +113,12 @@ class SoftAlarm(Alarm):
 
     def disarm(self) -> None:
         pass
+
+    def call(self, function: Callable[[A], R], argument: A) -> tuple[R | None, BaseException | None]:
+        try:
+            return function(argument), None
+        except BaseException as raised:  # noqa: BLE001 - as in `Alarm`, whose signal is not ours to set
+            return None, raised
 
 
 class NoCapture(Capture):
@@ -219,7 +226,7 @@ class AttemptRunner:
 
     def _call(self, handler: AnyHandler, ctx: JobContext, keeps: bool) -> Ending:
         masker = (self._masker or _masker()) if keeps else None
-        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap, self._hooks, masker))
+        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap, self._hooks, masker, self._pid))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
@@ -327,9 +334,9 @@ def _masker() -> Masker:
     return Masker()
 
 
-def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | None]) -> Ending:
+def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | None, int]) -> Ending:
     """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
-    handler, ctx, cap, hooks, masker = task
+    handler, ctx, cap, hooks, masker, pid = task
     try:
         if hooks is not None:
             hooks.before_attempt(ctx)
@@ -344,7 +351,17 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
         output, kept = ending.rendered(value, masker, cap)
         return Ending(ResultKind.SUCCEEDED, output, kept)
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
+        if isinstance(error, SystemExit) and os.getpid() != pid:
+            _exit(error.code)
         return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
+
+
+def _exit(code: object) -> NoReturn:
+    """End a process that a handler forked as `sys.exit(code)` ends a program of its own."""
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    os._exit((code or 0) & 0xFF)
 
 
 def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult, Hooks | None]) -> None:

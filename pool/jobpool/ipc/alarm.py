@@ -10,6 +10,7 @@ A Python signal handler runs between two bytecodes of the main thread, anywhere.
 * The master sends one when a person cancels the job, and again every 100 ms. Then `Cancelled` is raised instead, and
   the deadline is that moment.
 * Before every attempt the handler, the timer and the signal mask are set anew: the one before may have changed them.
+  User code's own handler of SIGALRM ends with `call`: a timer that it left running must not raise in our code.
 
 C code that does not return to the interpreter is out of its reach; the master's kill (stages 2 and 3) is not.
 """
@@ -89,13 +90,17 @@ class Alarm:
         """Return what `function(argument)` returned, or what it raised, `HardTimeout` included. Raise nothing.
 
         `function` must not be a builtin, which has no frame of its own. The alarm would take it for this method and
-        leave it alone. `_on_alarm` relies on this method running nothing but `function`.
+        leave it alone. `_on_alarm` relies on this method running no other Python code than `function`.
         """
         try:
             self._inside = True
             value = function(argument)
+            if raw_getsignal(_SIGALRM) is not self._handler:
+                raw_signal(_SIGALRM, self._handler)
             self._inside = False
         except BaseException as raised:  # noqa: BLE001 - SystemExit and HardTimeout are answers too
+            if raw_getsignal(_SIGALRM) is not self._handler:
+                raw_signal(_SIGALRM, self._handler)
             self._inside = False
             return None, raised
         return value, None

@@ -34,7 +34,7 @@ END_LIMIT_S = 1.0  # seconds that a fork server gets to end by itself when the p
 SWEEP_LIMIT_S = 0.5  # seconds for killing what a dead fork server's children left behind
 
 ORPHANED = "the pool: its fork server has died"
-_KILLERS = {True: "the kernel: out of memory", False: "outside", None: "outside, or the kernel"}
+_KILLERS = {True: "the kernel: out of memory", False: "outside, or its own code", None: "outside, or the kernel"}
 
 
 class ChildProcesses:

@@ -41,8 +41,8 @@ class Death(Struct, frozen=True):
     Attributes:
         how: `killed by SIGSEGV`, `exited with status 3`, `timeout`, `memory limit`, `lease expired`; "" = it failed by
             itself, with an error that stands elsewhere.
-        sent_by: The sender of the signal, or the cause: `the pool: timeout`, `itself`, `outside`, `the kernel: out of
-            memory`, ….
+        sent_by: The sender of the signal, or the cause: `the pool: timeout`, `itself`, `the kernel: out of memory`,
+            `outside, or its own code`, ….
     """
 
     how: str

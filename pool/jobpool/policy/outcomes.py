@@ -135,7 +135,7 @@ def sender_of(exited: Exit, ending: EndReason, killer: str) -> str:
         return "itself"
     if number in _LIMITS:
         return "the kernel: a resource limit"
-    return killer or "outside, or the kernel" if number == signal.SIGKILL else "outside"
+    return killer or "outside, or the kernel" if number == signal.SIGKILL else "outside, or its own code"
 
 
 _OWN_WORDS = {EndReason.TIMEOUT: "timeout", EndReason.MEMORY: "memory limit", EndReason.CANCEL: "cancelled"}

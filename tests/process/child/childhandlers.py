@@ -397,6 +397,16 @@ def fork_and_return(ctx: JobContext) -> int:
 
 
 @handler
+def fork_and_exit(ctx: JobContext) -> list[int]:
+    statuses = []
+    for code in (0, None, 3, -1, "no such customer"):
+        if not (pid := os.fork()):
+            sys.exit(code)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return statuses
+
+
+@handler
 def close_everything(ctx: JobContext) -> None:
     os.closerange(0, 1000)
 

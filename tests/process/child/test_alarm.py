@@ -128,6 +128,24 @@ def test_an_alarm_outside_of_a_call_is_inert(alarm: Alarm) -> None:
     assert alarm.expired(time.monotonic())
 
 
+def test_an_alarm_that_user_code_leaves_behind_raises_in_no_code_after_it(alarm: Alarm) -> None:
+    def of_a_library(*_: object) -> None:
+        raise RuntimeError("its own timeout")
+
+    def leaves_its_timer(fails: bool) -> str:
+        signal.signal(signal.SIGALRM, of_a_library)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        if fails:
+            raise ValueError
+        return "returned"
+
+    for fails in (False, True):
+        alarm.arm(0.0)
+        value, error = alarm.call(leaves_its_timer, fails)
+        assert (value is None, isinstance(error, ValueError)) == (fails, fails)
+        spin(0.03)
+
+
 def test_the_stack_is_that_of_the_first_alarm(alarm: Alarm) -> None:
     def swallow(_: object) -> None:
         for _ in range(2):

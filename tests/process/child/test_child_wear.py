@@ -52,6 +52,10 @@ def test_a_fork_whose_two_sides_return_gives_one_result(start_child: Start) -> N
     assert child.silent(0.2)
 
 
+def test_sys_exit_in_a_fork_ends_it_with_its_status(start_child: Start) -> None:
+    assert start_child().succeed("fork_and_exit").output == "[0,0,3,255,1]\nno such customer\n"
+
+
 # --- left behind -------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 LOOKS = """
 import os
@@ -25,8 +26,9 @@ def test_a_costly_look_comes_after_a_failure_and_else_ten_times_a_second() -> No
 
 
 PUTS_BACK = """
-import faulthandler, gc, logging, os, sys, threading
+import decimal, faulthandler, gc, logging, os, signal, sys, threading
 from jobpool.child.restore import Tidy
+from jobpool.ipc.process_options import ASKS_STACK
 
 
 def state():
@@ -34,10 +36,14 @@ def state():
         os.sched_getaffinity(0), os.sched_getscheduler(0), faulthandler.is_enabled(), logging.root.manager.disable,
         sys.getswitchinterval(), sys.get_int_max_str_digits(), gc.get_threshold(), threading.stack_size(),
         getattr(sys, "tracebacklimit", None), list(sys.argv), sys.stdin, list(sys.meta_path), list(sys.path_hooks),
+        gc.get_debug(), threading.gettrace(), threading.getprofile(),
+        *map(signal.getsignal, (signal.SIGSEGV, signal.SIGABRT, signal.SIGWINCH, ASKS_STACK)),
+        *(decimal.getcontext().traps.copy(), decimal.getcontext().Emax, decimal.getcontext().clamp),
     ]
 
 
 faulthandler.enable(file=1)
+faulthandler.register(ASKS_STACK, file=1, chain=False)
 tidy = Tidy(1)
 before = state()
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -51,19 +57,32 @@ threading.stack_size(1 << 20)
 sys.tracebacklimit, sys.argv, sys.stdin = 0, ["report"], None
 sys.meta_path.pop(0)
 sys.path_hooks.clear()
+gc.set_debug(gc.DEBUG_SAVEALL)
+threading.settrace(print)
+threading.setprofile(print)
+for number in signal.SIGSEGV, signal.SIGABRT, signal.SIGWINCH, ASKS_STACK:
+    signal.signal(number, print)
+signal.set_wakeup_fd(os.open("/dev/ptmx", os.O_RDWR | os.O_NONBLOCK))
+decimal.getcontext().traps[decimal.Inexact] = True
+decimal.getcontext().Emax, decimal.getcontext().clamp = 5, 1
 changed = state()
 with open(os.devnull, "w") as other:
     faulthandler.enable(file=other)
-    print(repr(tidy.restore(10.0, True)), state() == before, [a != b for a, b in zip(changed, before)], flush=True)
+    print(repr(tidy.restore(10.0, True)), state() == before, [a != b for a, b in zip(changed, before)],
+          signal.set_wakeup_fd(-1), flush=True)
+signal.raise_signal(ASKS_STACK)
+print("asked", flush=True)
 faulthandler._sigsegv()
 """
 
 
 def test_scheduling_and_settings_of_the_interpreter_are_put_back_and_stacks_of_crashes_go_where_they_went() -> None:
     told = subprocess.run([sys.executable, "-c", PUTS_BACK], capture_output=True, text=True, timeout=60, check=False)
-    line, _, stack = told.stdout.partition("\n")
+    line, _, stacks = told.stdout.partition("\n")
+    asked, _, stack = stacks.partition("asked\n")
     one_core = len(os.sched_getaffinity(0)) == 1
-    assert line == f"'' True {[not one_core, *[True] * 12]}", told.stderr
+    assert line == f"'' True {[not one_core, *[True] * 22]} -1", told.stderr
+    assert "Current thread" in asked
     assert "Segmentation fault" in stack
 
 
@@ -85,3 +104,33 @@ print(repr(tidy.restore(20.0, True)), [getattr(sys, name) for name in names] == 
 def test_what_a_handler_has_deleted_from_sys_is_put_back_and_costs_no_job() -> None:
     told = subprocess.run([sys.executable, "-c", TAKEN_AWAY], capture_output=True, text=True, timeout=60, check=False)
     assert (told.stdout.splitlines(), told.stderr) == (["'' True", "'' True"], "")
+
+
+REDIRECTED = """
+import os
+from jobpool.child.restore import Tidy
+
+tidy = Tidy(2)
+for fd in range(3):
+    file = os.open(f"file{fd}", os.O_RDWR | os.O_CREAT)
+    os.dup2(file, fd)
+    os.close(file)
+said = tidy.restore(10.0, True)
+os.system("cat; echo printed; echo complained >&2")
+print(repr(said), os.get_inheritable(1))
+"""
+
+
+def test_standard_streams_that_a_handler_has_redirected_are_put_back(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", REDIRECTED],
+        cwd=tmp_path,
+        input="typed\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.stdout.splitlines() == ["typed", "printed", "'' True"]
+    assert told.stderr == "complained\n"
+    assert [(tmp_path / f"file{fd}").read_text() for fd in range(3)] == ["", "", ""]

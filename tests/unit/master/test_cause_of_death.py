@@ -32,7 +32,7 @@ def test_who_ended_it() -> None:
         ("out of memory", exited(signal.SIGKILL), EndReason.NONE, OOM, OOM),
         ("kill -9", exited(signal.SIGKILL), EndReason.NONE, "outside", "outside"),
         ("no count to be read", exited(signal.SIGKILL), EndReason.NONE, "", "outside, or the kernel"),
-        ("kill", exited(signal.SIGTERM), EndReason.NONE, "", "outside"),
+        ("kill", exited(signal.SIGTERM), EndReason.NONE, "", "outside, or its own code"),
         ("a fault", exited(signal.SIGSEGV), EndReason.NONE, "", "itself"),
         ("a fault while it is to stop", exited(signal.SIGSEGV), EndReason.STOP, "", "itself"),
         ("abort", exited(signal.SIGABRT), EndReason.NONE, "", "itself"),
