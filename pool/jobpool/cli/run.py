@@ -141,14 +141,14 @@ def _leave(status: int) -> NoReturn:
 @contextlib.contextmanager
 def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
-    from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
+    from jobpool.ops.runtime_dir import note_path, register, runtime_dir, this_pool, unregister
 
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "scheduler": pool.cron}
     try:
         place = runtime_dir(pool.runtime_dir)
         about |= {"directory": place, "version": __version__, "since": time.time()}
         note = this_pool(name=pool.name, backend=pool.backend, **about)
-        path = register(place, note)
+        held = register(place, note)
     except ConfigurationError as error:
         if pool.runtime_dir is not None:
             raise
@@ -158,7 +158,8 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     try:
         yield replace(pool, board_path=note.board), note
     finally:
-        unregister(path)
+        unregister(note_path(place, note.name, note.pid))
+        os.close(held)
 
 
 def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:
@@ -199,7 +200,7 @@ def _run(
     """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
     from jobpool.master.run import Neighbourhood, run_pool
     from jobpool.master.serving import Neighbours
-    from jobpool.ops.runtime_dir import register, serving
+    from jobpool.ops.runtime_dir import rewrite, serving
 
     if note is None:
         return run_pool(pool, wrap=wrap, last=True, begun=begun)
@@ -208,8 +209,8 @@ def _run(
 
     def tell(served: Sequence[str]) -> None:
         queues[:] = served
-        with contextlib.suppress(ConfigurationError):  # the directory has gone: this pool is not seen any more
-            register(place, replace(note, queues=tuple(served)))
+        with contextlib.suppress(OSError):  # the note was removed: this pool is not seen any more
+            rewrite(place, replace(note, queues=tuple(served)))
 
     def look() -> Neighbours:
         others = [one for one in serving(place, note.backend) if one.pid != note.pid]
