@@ -62,6 +62,9 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app, or drains if the terminal was closed. SIGTTIN
     and SIGTTOU add and remove a worker process. SIGQUIT logs the stack of each.
     """
+    with contextlib.suppress(ValueError):  # elsewhere than on the main thread
+        signal.signal(signal.SIGTERM, _stop_early)  # these until the pool takes signals
+        signal.signal(signal.SIGINT, _stop_early)
     mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
     if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
@@ -71,8 +74,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     linux.ends_with_terminal()  # looked for while it is there
-    with contextlib.suppress(ValueError):  # elsewhere than on the main thread
-        signal.signal(signal.SIGHUP, _hang_up)  # until the pool takes signals
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGHUP, _hang_up)
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
@@ -93,13 +96,17 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    with (
-        logged_failure(pool.log_format, "the pool ends"),
-        _published(pool) as (published, note),
-        _notifying(note),
-        _begun() as begun,
-    ):
-        status = _run(published, note, lines if progress else None, ctx.obj, begun)
+    try:
+        with (
+            logged_failure(pool.log_format, "the pool ends"),
+            _published(pool) as (published, note),
+            _notifying(note),
+            _begun() as begun,
+        ):
+            status = _run(published, note, lines if progress else None, ctx.obj, begun)
+    except SystemExit:
+        log.info("stopped before it began")
+        status = 0
     _leave(status)
 
 
@@ -124,6 +131,11 @@ def _hang_up(*_: object) -> None:
 
     if terminal_is_closed():
         signal.raise_signal(signal.SIGTERM)
+
+
+def _stop_early(*_: object) -> NoReturn:
+    """End the process by an exception: the kernel drops a signal to process 1 that would end it by default."""
+    raise SystemExit(0)
 
 
 def _leave(status: int) -> NoReturn:
