@@ -89,10 +89,37 @@ def test_process_1_of_a_container_releases_what_runs_when_it_is_told_to_stop(rig
     rig.assert_no_processes_left()
 
 
+@pytest.mark.usefixtures("_container")
+def test_process_1_of_a_container_collects_what_a_probe_leaves_behind(rig: Rig) -> None:
+    pool = rig.start_pool(through=CONTAINER)
+    wait_until(lambda: pool.log("app loaded"))
+    master = process_1(pool.pid)
+    [server] = children(master)
+    enter = ["nsenter", "--user", "--pid", "--mount", "--target", str(master)]
+    subprocess.run([*enter, "sh", "-c", "sleep 0.5 & sleep 0.7 &"], check=True)
+    assert len(children(master)) == 3
+    wait_until(lambda: children(master) == [server])
+
+
+@pytest.mark.usefixtures("_container")
+def test_process_1_of_a_container_can_be_stopped_before_it_has_begun(rig: Rig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0?timeout=60"
+        pool = rig.start_pool(url=url, through=CONTAINER)
+        wait_until(lambda: pool.log("pool starts"))
+        os.kill(process_1(pool.pid), signal.SIGTERM)
+        assert pool.wait(3.0) == 0
+        assert list(rig.runtime.glob("*.json")) == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+
+
 def process_1(unshare: int) -> int:
     """The master, by the pid that it has out here."""
-    [pid] = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
-    return int(pid)
+    [pid] = children(unshare)
+    return pid
 
 
 def test_the_probes_of_the_manifest_tell_a_hanging_master_from_a_healthy_one(rig: Rig) -> None:

@@ -62,6 +62,9 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app, or drains if the terminal was closed. SIGTTIN
     and SIGTTOU add and remove a worker process. SIGQUIT logs the stack of each.
     """
+    with contextlib.suppress(ValueError):  # elsewhere than on the main thread
+        signal.signal(signal.SIGTERM, _stop_early)  # these until the pool takes signals
+        signal.signal(signal.SIGINT, _stop_early)
     mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
     if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
@@ -71,8 +74,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     linux.ends_with_terminal()  # looked for while it is there
-    with contextlib.suppress(ValueError):  # elsewhere than on the main thread
-        signal.signal(signal.SIGHUP, _hang_up)  # until the pool takes signals
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGHUP, _hang_up)
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
@@ -93,13 +96,17 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    with (
-        logged_failure(pool.log_format, "the pool ends"),
-        _published(pool) as (published, note),
-        _notifying(note),
-        _begun() as begun,
-    ):
-        status = _run(published, note, lines if progress else None, ctx.obj, begun)
+    try:
+        with (
+            logged_failure(pool.log_format, "the pool ends"),
+            _published(pool) as (published, note),
+            _notifying(note),
+            _begun() as begun,
+        ):
+            status = _run(published, note, lines if progress else None, ctx.obj, begun)
+    except SystemExit:
+        log.info("stopped before it began")
+        status = 0
     _leave(status)
 
 
@@ -126,6 +133,11 @@ def _hang_up(*_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
+def _stop_early(*_: object) -> NoReturn:
+    """End the process by an exception: the kernel drops a signal to process 1 that would end it by default."""
+    raise SystemExit(0)
+
+
 def _leave(status: int) -> NoReturn:
     """End the process without the end of the interpreter, which can crash on a thread that still waits for the broker.
 
@@ -141,14 +153,14 @@ def _leave(status: int) -> NoReturn:
 @contextlib.contextmanager
 def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
-    from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
+    from jobpool.ops.runtime_dir import note_path, register, runtime_dir, this_pool, unregister
 
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "scheduler": pool.cron}
     try:
         place = runtime_dir(pool.runtime_dir)
         about |= {"directory": place, "version": __version__, "since": time.time()}
         note = this_pool(name=pool.name, backend=pool.backend, **about)
-        path = register(place, note)
+        held = register(place, note)
     except JobpoolError as error:
         if pool.runtime_dir is not None:
             raise
@@ -158,7 +170,8 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     try:
         yield replace(pool, board_path=note.board), note
     finally:
-        unregister(path)
+        unregister(note_path(place, note.name, note.pid))
+        os.close(held)
 
 
 def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:
@@ -199,7 +212,7 @@ def _run(
     """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
     from jobpool.master.run import Neighbourhood, run_pool
     from jobpool.master.serving import Neighbours
-    from jobpool.ops.runtime_dir import register, serving
+    from jobpool.ops.runtime_dir import rewrite, serving
 
     if note is None:
         return run_pool(pool, wrap=wrap, last=True, begun=begun)
@@ -208,8 +221,8 @@ def _run(
 
     def tell(served: Sequence[str]) -> None:
         queues[:] = served
-        with contextlib.suppress(JobpoolError):  # the directory has gone: this pool is not seen any more
-            register(place, replace(note, queues=tuple(served)))
+        with contextlib.suppress(OSError):  # the note was removed: this pool is not seen any more
+            rewrite(place, replace(note, queues=tuple(served)))
 
     def look() -> Neighbours:
         others = [one for one in serving(place, note.backend) if one.pid != note.pid]

@@ -143,6 +143,14 @@ def is_child(pid: int) -> bool:
     return True
 
 
+def is_dead(pid: int) -> bool:
+    """Return whether it is a child of this process that is dead and not collected."""
+    try:
+        return os.waitid(os.P_PID, pid, _ANY_CHILD) is not None
+    except ChildProcessError:
+        return False
+
+
 def sweep_strays(keep: Collection[int], limit_s: float) -> int:
     """Kill and collect every child of this process that is not in `keep`, until no stranger remains.
 
@@ -156,7 +164,7 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
     while strays := direct_children().difference(keep):
         for pid in strays:
             kill(pid)
-        dead = sum(map(_collect, strays))
+        dead = sum(map(collect, strays))
         collected += dead
         if time.monotonic() >= give_up:
             break
@@ -177,7 +185,8 @@ def kill_group(pgid: int) -> None:
         os.killpg(pgid, signal.SIGKILL)
 
 
-def _collect(pid: int) -> bool:
+def collect(pid: int) -> bool:
+    """Collect a child; return whether it is gone."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:  # other code collected it, or this process ignores SIGCHLD

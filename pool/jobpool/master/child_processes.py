@@ -59,6 +59,7 @@ class ChildProcesses:
         self._outputs: dict[int, OutputLines] = {}  # by the pid of the fork server
         self._begun = begun if begun is not None and begun.server.has_only(environ) else None
         self._not_ours = linux.direct_children()
+        self._dead: set[int] = set()  # strays, at the last look
         self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
         self._flooded: list[ChildChannel] = []  # whose output pipes were full at the last look
@@ -195,10 +196,23 @@ class ChildProcesses:
             return []
         return self._died(Exited.told_by(child, pid, status, usage), ORPHANED)
 
-    def _sweep(self) -> None:
+    def _kept(self) -> set[int]:
+        """Return the children of this process that are not strays."""
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
-        ours = servers | {channel.pid for channel in self._channels.values()}
-        linux.sweep_strays(self._not_ours | ours, SWEEP_LIMIT_S)
+        return self._not_ours | servers | {channel.pid for channel in self._channels.values()}
+
+    def _sweep(self) -> None:
+        linux.sweep_strays(self._kept(), SWEEP_LIMIT_S)
+
+    def _collect_adopted(self) -> None:
+        """Collect what processes from elsewhere have left to process 1, as a probe does that is killed at its timeout.
+
+        Libraries collect their own subprocesses at once. So only what was dead at the last look too is collected.
+        """
+        dead = set(filter(linux.is_dead, linux.direct_children() - self._kept()))
+        for pid in dead & self._dead:
+            linux.collect(pid)
+        self._dead = dead
 
     def spare(self, pid: int) -> None:
         """Do not kill this subprocess when sweeping orphans."""
@@ -355,10 +369,13 @@ class ChildProcesses:
         channel = self._channels.get(slot.child)
         return channel.read_trace() if channel else ""
 
-    def bound_outputs(self) -> None:
-        """Empty the output pipes of idle children too, where a process left behind may print; about once a second."""
+    def housekeep(self) -> None:
+        """Empty idle children's output pipes, where a process left behind may print, and collect; once a second."""
         self._oom_kills.look(time.monotonic())
         self._drain(idle_too=True)
+        if os.getpid() == 1:
+            with suppress(OSError):  # no descriptor is to be had now
+                self._collect_adopted()
 
     def close(self) -> None:
         """End every fork server and let go of everything. Blocks until they are dead, some milliseconds."""

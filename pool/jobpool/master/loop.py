@@ -274,7 +274,7 @@ class Master:
         self._tell_threads(now)
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + HOUSEKEEPING_EVERY_S
-            self.children.bound_outputs()
+            self.children.housekeep()
         if now >= self._files_at:
             self._files_at = now + FILES_EVERY_S
             self.publisher.look_for_files(pool)

@@ -163,7 +163,8 @@ def _ended(pool: Pool, event: SchedulerEnded) -> None:
     if one is None:
         return
     if one.asked_at or pool.is_stopping:
-        pool.note("info", "the scheduler has ended", pid=one.pid, status=event.status)
+        status = 0 if event.status == -signal.SIGTERM else event.status  # while it starts, TERM ends it by default
+        pool.note("info", "the scheduler has ended", pid=one.pid, status=status)
     elif event.status == REFUSED and event.error and not one.ready and one.generation == pool.generation:
         _schedules_refused(pool, event.error)  # the end of a replaced app's scheduler says nothing of that
     else:

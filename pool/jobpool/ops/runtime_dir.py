@@ -4,13 +4,14 @@ One JSON file a pool, mode 0600, in the runtime directory: JOBPOOL_RUNTIME_DIR, 
 `/run/jobpool` for root, else `jobpool-<uid>` below the temporary directory. The last lies where everybody may write, so
 it is made 0700 and refused when another user owns it.
 
-A killed pool leaves its note behind. The note names the boot and the process's start time, so a later process with the
-same pid is not mistaken for it. The next reader removes the note.
+The master keeps its note open and locked (`flock`); no other process inherits that. A note without a lock is one of a
+dead pool, whatever has its pid now and whatever /proc hides. The next reader removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ import stat
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from msgspec import MsgspecError, convert
 
@@ -37,9 +38,7 @@ class PoolFile:
 
     name: str  # several pools may share one
     pid: int  # of its master
-    started: int  # start time of that process in clock ticks since the boot, from /proc/PID/stat
-    boot: str  # id of the boot in which `started` counts
-    host: str  # name; notes of other hosts (a shared directory) are left alone
+    machine: tuple[str, str]  # id of its boot, host name; one with neither of ours (a shared directory) is left alone
     version: str  # of jobpool
     queues: tuple[str, ...]  # () = those of its app, which is being imported
     workers: int  # children asked for at the start
@@ -47,10 +46,6 @@ class PoolFile:
     board: str  # path of the scoreboard, beside the note; "" when it cannot be seen from outside
     since: float  # Unix time of the start
     scheduler: bool = False  # it runs one beside it
-
-    def is_alive(self) -> bool:
-        """Return whether that very process still runs (a zombie does not)."""
-        return self.boot == boot_id() and self.started == start_time(self.pid)
 
 
 def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
@@ -83,18 +78,22 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
     return directory
 
 
-def register(directory: Path, pool: PoolFile) -> Path:
-    """Leave the note of `pool`, in one atomic step; return its path, to be handed to `unregister`.
+def register(directory: Path, pool: PoolFile) -> int:
+    """Leave the note of `pool`, in one atomic step. The pool counts as alive until the returned descriptor is closed.
 
     Raises `ConfigurationError`: the directory cannot be written. `JobpoolError`: it cannot be written now.
     """
     path = note_path(directory, pool.name, pool.pid)
     draft = path.with_suffix(".new")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(asdict(pool), file)
-        draft.replace(path)
+        with contextlib.ExitStack() as undo:
+            note = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, note)
+            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(note, "wb", closefd=False) as file:
+                file.write(_text(pool))
+            draft.replace(path)
+            undo.pop_all()
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -102,7 +101,19 @@ def register(directory: Path, pool: PoolFile) -> Path:
             f"runtime directory {directory} cannot be written: {error.strerror}; set JOBPOOL_RUNTIME_DIR to a folder"
             " that only you can write"
         ) from error
-    return path
+    return note
+
+
+def rewrite(directory: Path, pool: PoolFile) -> None:
+    """Change what the note of `pool` tells, in place: one that was removed does not come back. Raises `OSError`."""
+    path = note_path(directory, pool.name, pool.pid)
+    with path.open("r+b", buffering=0) as note:
+        # One write. A look that meets it half done does not see the pool, for some microseconds.
+        note.write(_text(pool).ljust(path.stat().st_size))
+
+
+def _text(pool: PoolFile) -> bytes:
+    return json.dumps(asdict(pool)).encode()
 
 
 def _error_for(error: OSError) -> type[JobpoolError]:
@@ -117,17 +128,27 @@ def unregister(path: Path) -> None:
 
 
 def discover(directory: Path, name: str | None = None) -> list[PoolFile]:
-    """Return the pools that run on this host, oldest first; notes of dead ones are removed. `name` None = all names."""
+    """Return the pools that run on this machine, oldest first; remove notes of dead ones. `name` None = all names."""
     pools = []
     for path in sorted(directory.glob("*.json")):
-        pool = _read(path)
-        if pool is None or pool.host != socket.gethostname():
-            continue
-        if not pool.is_alive():
-            unregister(path)
-        elif name in (None, pool.name):
-            pools.append(pool)
+        # A note that has gone, is not ours to read, or is not of this version, is left alone.
+        with contextlib.suppress(OSError, ValueError, MsgspecError), path.open("rb") as file:
+            pool = convert(json.load(file), PoolFile)
+            if set(pool.machine).isdisjoint(_machine()):
+                continue
+            if not _is_held(file):
+                unregister(path)
+            elif name in (None, pool.name):
+                pools.append(pool)
     return sorted(pools, key=lambda pool: (pool.since, pool.pid))
+
+
+def _is_held(note: BinaryIO) -> bool:
+    try:
+        fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: readers do not take each other for the pool
+    except BlockingIOError:
+        return True
+    return False
 
 
 def serving(directory: Path, backend: str) -> list[PoolFile]:
@@ -162,28 +183,16 @@ def this_pool(*, name: str, backend: str, directory: Path, **about: Any) -> Pool
     `about`: `version`, `queues`, `workers`, `since` and `scheduler`, as in `PoolFile`.
     """
     pid = os.getpid()
-    about |= {"pid": pid, "started": start_time(pid) or 0, "boot": boot_id(), "host": socket.gethostname()}
-    board = str(note_path(directory, name, pid).with_suffix(".board"))
-    return PoolFile(name=name, backend=redact(from_directory(backend, working_directory())), board=board, **about)
+    about |= {"board": str(note_path(directory, name, pid).with_suffix(".board")), "machine": _machine()}
+    return PoolFile(name=name, pid=pid, backend=redact(from_directory(backend, working_directory())), **about)
 
 
-def start_time(pid: int) -> int | None:
-    """Return when process `pid` started, in clock ticks since the boot; None: there is none, or it is a zombie."""
+def _machine() -> tuple[str, str]:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        boot = BOOT_ID.read_text().strip()
     except OSError:
-        return None
-    # The command's name is in parentheses and may hold anything, so count from the last one: state is the first word.
-    words = text.rpartition(")")[2].split()
-    return int(words[19]) if words and words[0] not in "ZX" else None
-
-
-def boot_id() -> str:
-    """Return the kernel's id of this boot; "" where there is none."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+        boot = ""
+    return boot, socket.gethostname()
 
 
 def _choose(named: str | os.PathLike[str] | None) -> Path:
@@ -203,11 +212,3 @@ def _is_own(directory: str) -> bool:
         return os.stat(directory).st_uid == os.geteuid() and os.access(directory, os.W_OK)
     except OSError:
         return False
-
-
-def _read(path: Path) -> PoolFile | None:
-    """Return the note at `path`; None when it has gone, is not ours to read, or is not of this version."""
-    try:
-        return convert(json.loads(path.read_bytes()), PoolFile)
-    except (OSError, ValueError, MsgspecError):
-        return None

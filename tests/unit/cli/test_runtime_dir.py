@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,12 @@ from jobpool.master.run import run_pool
 from jobpool.ops.runtime_dir import (
     PoolFile,
     _choose,
-    boot_id,
     discover,
     note_path,
     register,
+    rewrite,
     runtime_dir,
     serving,
-    start_time,
     this_pool,
     unregister,
 )
@@ -46,7 +46,8 @@ def a_pool(directory: Path, name: str = "main", since: float = 1.0) -> PoolFile:
 
 def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
     pool = a_pool(tmp_path)
-    path = register(tmp_path, pool)
+    register(tmp_path, pool)
+    path = note_path(tmp_path, pool.name, pool.pid)
     Path(pool.board).write_bytes(b"")
     assert discover(tmp_path) == [pool]
     unregister(path)
@@ -56,7 +57,8 @@ def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
 
 
 def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
-    path = register(tmp_path, a_pool(tmp_path))
+    register(tmp_path, pool := a_pool(tmp_path))
+    path = note_path(tmp_path, pool.name, pool.pid)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "hush" not in path.read_text()
     assert json.loads(path.read_text())["pid"] == os.getpid()
@@ -95,56 +97,99 @@ def test_pools_of_one_broker_are_found_however_its_url_is_written(
             ("sqlite:///y",),
         ),
     ):
-        path = register(tmp_path, replace(a_pool(tmp_path), backend=pool))
+        held = register(tmp_path, replace(a_pool(tmp_path), backend=pool))
         for url in (pool, *same):
             assert [note.backend for note in serving(tmp_path, url)] == [pool], url
         for url in others:
             assert serving(tmp_path, url) == [], url
-        unregister(path)
+        os.close(held)
     made = this_pool(
         name="a", version="1", queues=(), workers=1, since=1.0, backend="sqlite:///x.db", directory=tmp_path
     )
     assert made.backend == f"sqlite:///{tmp_path}/x.db", "its working directory is not everybody's"
 
 
+PLAYED = """
+import sys
+from pathlib import Path
+from jobpool.ops.runtime_dir import register, this_pool
+about = {"version": "1", "queues": (), "workers": 1, "since": 1.0, "backend": "memory://"}
+directory = Path(sys.argv[1])
+register(directory, this_pool(name="main", directory=directory, **about))
+print("registered", flush=True)
+input()
+"""
+
+
 def test_a_dead_pools_note_and_board_are_cleaned_up(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        pool = replace(a_pool(tmp_path), pid=process.pid, started=start_time(process.pid) or 0)
-        register(tmp_path, pool)
-        note_path(tmp_path, pool.name, pool.pid).with_suffix(".board").write_bytes(b"")
-        assert discover(tmp_path) == [pool]
-    assert discover(tmp_path) == []
+    command = [sys.executable, "-c", PLAYED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        note_path(tmp_path, "main", process.pid).with_suffix(".board").write_bytes(b"")
+        assert [pool.pid for pool in discover(tmp_path)] == [process.pid]
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert discover(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("change", [{"started": 1}, {"boot": "another"}], ids=["reused pid", "another boot"])
-def test_another_process_with_the_pid_is_not_the_pool(tmp_path: Path, change: dict[str, object]) -> None:
-    register(tmp_path, replace(a_pool(tmp_path), **change))  # type: ignore[arg-type]
+def test_a_pool_lives_as_long_as_it_holds_its_note_whatever_its_pid_tells(tmp_path: Path) -> None:
+    pool = replace(a_pool(tmp_path), pid=2**22 + 1)  # nobody's here: of another namespace, or hidden in /proc
+    held = register(tmp_path, pool)
+    assert discover(tmp_path) == [pool] == discover(tmp_path)
+    os.close(held)
+    assert discover(tmp_path) == []
+    os.close(register(tmp_path, a_pool(tmp_path)))  # of this very process
     assert discover(tmp_path) == []
 
 
-def test_a_zombie_is_dead() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert start_time(process.pid) is None
+def test_a_reader_is_not_taken_for_the_pool(tmp_path: Path) -> None:
+    pool = a_pool(tmp_path)
+    os.close(register(tmp_path, pool))
+    with note_path(tmp_path, pool.name, pool.pid).open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert discover(tmp_path) == []
 
 
-def test_notes_of_other_hosts_are_left_alone(tmp_path: Path) -> None:
-    path = register(tmp_path, replace(a_pool(tmp_path), host="elsewhere", started=1))
+def test_a_note_is_changed_in_place_and_does_not_come_back(tmp_path: Path) -> None:
+    register(tmp_path, pool := a_pool(tmp_path))
+    for queues in (tuple(map(str, range(2000))), ("a",)):
+        changed = replace(pool, queues=queues)
+        rewrite(tmp_path, changed)
+        assert discover(tmp_path) == [changed]
+    unregister(note_path(tmp_path, pool.name, pool.pid))
+    with pytest.raises(FileNotFoundError):
+        rewrite(tmp_path, pool)
+
+
+def test_one_machine_is_known_by_its_boot_or_its_name(tmp_path: Path) -> None:
+    pool = a_pool(tmp_path)
+    boot, host = pool.machine
+    for machine, seen in ((boot, "renamed"), True), (("an earlier boot", host), True), (("other", "elsewhere"), False):
+        held = register(tmp_path, replace(pool, machine=machine))
+        with row(machine):
+            assert len(discover(tmp_path)) == seen
+            os.close(held)
+            assert discover(tmp_path) == []
+            assert note_path(tmp_path, pool.name, pool.pid).exists() is not seen
+
+
+def test_notes_of_the_version_before_are_left_alone(tmp_path: Path) -> None:
+    pool = a_pool(tmp_path)
+    boot, host = pool.machine
+    former = asdict(pool) | {"started": 1, "boot": boot, "host": host}
+    del former["machine"]
+    path = note_path(tmp_path, pool.name, pool.pid)
+    path.write_text(json.dumps(former))
     assert discover(tmp_path) == []
-    assert path.exists()
+    assert path.exists(), "it holds no lock, and may live"
 
 
 def test_rubbish_in_the_directory_is_ignored(tmp_path: Path) -> None:
     for text in ("", "{", "[]", "{}", '{"pid": 1}', "\x00\xff"):
         (tmp_path / "x.json").write_text(text)
         assert discover(tmp_path) == [], text
-
-
-def test_the_start_time_of_this_process_is_known() -> None:
-    assert start_time(os.getpid()) == start_time(os.getpid()) is not None
-    assert start_time(2**22 + 1) is None
-    assert boot_id()
 
 
 # --- which directory --------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_markup_of_others_is_inert_in_a_table_on_a_terminal(monkeypatch: pytest.
 
 
 def test_top_and_health_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
-    pool = PoolFile(HOSTILE, 1, 1, "", HOSTILE, "1", (HOSTILE,), 1, HOSTILE, "", 0.0)
+    pool = PoolFile(HOSTILE, 1, ("", HOSTILE), "1", (HOSTILE,), 1, HOSTILE, "", 0.0)
     row = SlotRow(
         0, 1, "busy", HOSTILE, HOSTILE, HOSTILE, 1, 1.0, None, 0.5, HOSTILE, 1, 0.1, 1, 1, 1, False, HOSTILE, HOSTILE
     )

@@ -54,7 +54,7 @@ class NoChildren:
     def end_server(self, _generation: int, _kill: bool = False) -> None:
         pass
 
-    def bound_outputs(self) -> None:
+    def housekeep(self) -> None:
         pass
 
     def close(self) -> None:

@@ -127,6 +127,16 @@ def test_a_reload_starts_a_second_one_and_ends_the_first_when_that_is_ready() ->
     assert list(stage.pool.schedulers.running) == [78]
 
 
+def test_a_stop_while_it_starts_is_told_as_a_clean_end() -> None:
+    for status, told in ((0, 0), (-signal.SIGTERM, 0), (-signal.SIGKILL, -9)):
+        stage = a_stage()
+        stage.tell(SchedulerStarted(77))
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        died(stage, status)
+        [note] = [note for note in stage.pool.notes if note.event == "the scheduler has ended"]
+        assert note.fields["status"] == told
+
+
 def test_a_reload_to_refused_schedules_leaves_the_old_one_until_the_next_reload() -> None:
     stage = reloaded()
     assert starts(refused(stage, 78)) + starts(stage.after(1000.0)) == 0
