@@ -268,7 +268,7 @@ def test_a_pool_that_cannot_leave_its_note_runs_unseen_unless_the_place_was_name
         pass
 
 
-@pytest.mark.parametrize("call", ["mkdir", "dump"])
+@pytest.mark.parametrize("call", ["mkdir", "replace"])
 def test_a_runtime_directory_without_room_is_no_fault_of_the_settings(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +277,7 @@ def test_a_runtime_directory_without_room_is_no_fault_of_the_settings(
 
     directory = tmp_path / "full"
     with monkeypatch.context() as patched:
-        patched.setattr(*{"mkdir": (Path, "mkdir"), "dump": (json, "dump")}[call], full)
+        patched.setattr(Path, call, full)
         with pytest.raises(JobpoolError, match="No space left on device; set JOBPOOL_RUNTIME_DIR") as refused:
             register(runtime_dir(directory), a_pool(directory))
     assert not isinstance(refused.value, ConfigurationError), "a service manager tries again"
