@@ -55,7 +55,7 @@ EPILOG = """\b
 All options: jobpool run --help
 Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `health`: 1 degraded, 3 no pool;
-`result`: 3 none, 4 not ended; `cancel`, `edit`: 4 left as it is, 5 not known yet; `pools drain`: 5 silent."""
+`result`: 3 none, 4 not ended; `cancel`, `edit`: 4 left as it is; also `pools drain`: 5 not yet."""
 
 OFTEN_USED = (
     *("workers", "queues", "apps", "backend", "default_timeout", "retry", "stop_grace", "cron", "until_empty"),
