@@ -86,9 +86,8 @@ def test_every_look_into_redis_can_be_typed(redis_url: str) -> None:
     with closing(open_backend(redis_url)) as backend:
         ident = fill(backend)
         said = {line: type_it(line, redis_url, ident) for line in documented_shell("redis.md", "Looking inside")}
-        assert len(said) >= 8
-        silent = [line for line, answer in said.items() if not answer and "SLOWLOG" not in line]
-        assert not silent
+        assert len(said) >= 7
+        assert [line for line, answer in said.items() if not answer] == []
         throw_away = [line for line in said if "UNLINK" in line]
         assert throw_away
         assert backend.queues() == []
@@ -111,7 +110,6 @@ def asked(*command: str, **variables: str) -> str:
         check=False,
         env={**os.environ, **variables},
         text=True,
-        errors="replace",  # a log of slow commands has their bytes
     )
     assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}{done.stderr}"
     return done.stdout.strip()
@@ -124,7 +122,7 @@ def test_every_look_into_postgres_can_be_typed(database: str) -> None:
         assert backend.keys.begin_many([(lease, Guards(holds=(Hold("queue"),)))])[0]
         assert backend.keys.first_run("reports", "order-17")
         statements = documented_sql("postgres.md", "Looking inside")
-        assert len(statements) >= 6
+        assert len(statements) >= 4
         for statement in statements:
             rows = connection.execute(statement.replace("9f2c51d07a66b3e4", ident).encode()).fetchall()
             assert rows, statement

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_FIELD_CHARS = 200  # characters of a field, unless all is asked for
 
-ENDS = [status.value for status in Status if status is not Status.EMPTY]
+ENDS = [status.value for status in Status if status not in (Status.EMPTY, Status.LOST)]  # these leave no row
 
 SPANS = {"minute": 60, "hour": 3600}
 

@@ -9,7 +9,7 @@ Words only move; click parses them after their verb. Which word is the verb depe
 take a value (`-Q stats` is a queue), so that is asked of the commands themselves.
 
 A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEBUG. Exit codes: 0 done, 1 failed,
-2 wrong usage or configuration, 3 no pool (`health` only), 4 and 5 not cancelled or edited, 130 interrupted.
+2 wrong usage or configuration, 130 interrupted; of some verbs 3, 4 and 5, as `EPILOG` says.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EPILOG = """\b
 All options: jobpool run --help
 Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `health`: 1 degraded, 3 no pool;
-`cancel`, `edit`: 4 left as it is, 5 not known yet."""
+`result`: 3 none, 4 not ended; `cancel`, `edit`: 4 left as it is; also `pools drain`: 5 not yet."""
 
 OFTEN_USED = (
     *("workers", "queues", "apps", "backend", "default_timeout", "retry", "stop_grace", "cron", "until_empty"),

@@ -66,6 +66,7 @@ def test_json_has_the_fields_uncut(jobpool: Jobpool, recorded: str) -> None:
 def test_mistyped_words_are_answered_with_the_right_ones(jobpool: Jobpool, recorded: str) -> None:
     refused = jobpool("history", "monthly", recorded, "--status", "dead")
     assert (refused.exit_code, "'dead-lettered'" in refused.stderr) == (2, True)
+    assert "'lost'" not in refused.stderr, "a lost lease leaves no row"
     told = "no such attempt of 'montly' is recorded; did you mean 'monthly'?\n"
     assert jobpool("history", "montly", recorded).stderr == told
 
