@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 
@@ -52,6 +53,7 @@ class _Default:
         self.lock = threading.Lock()
         self.producer: Producer | None = None
         self.chosen: Producer | None = None
+        self.clock: Clock = SystemClock()
         self.factory: Callable[[], Producer] | None = None
         self.of_child: Target | None = None
         self.was_used = False
@@ -107,6 +109,15 @@ def set_default(producer: Producer | None) -> None:
 def chosen() -> Producer | None:
     """Return the producer that `set_default` was given; None = it was given none."""
     return _default.chosen
+
+
+def clock() -> Clock:
+    """Return the clock from which delays count where none is given: the machine's, or that of a test's pool."""
+    return _default.clock
+
+
+def set_clock(clock: Clock) -> None:
+    _default.clock = clock
 
 
 def set_factory(factory: Callable[[], Producer] | None) -> None:
