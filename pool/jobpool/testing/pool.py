@@ -40,7 +40,7 @@ class VirtualPool:
     Fetch, inspection, guards, attempt, decision and settlement are the pool's own; the broker is an empty `memory://`.
     Time stands still, also while a handler runs, until the test turns it or `run_all` has to wait for something.
     Handlers run for real, under their real timeouts. As a context manager it also takes what `handler.enqueue()`,
-    `builder.dispatch()`, and every `Jobs()` without a URL or backend of its own, send, and delays count by its clock.
+    `builder.dispatch()`, and every `Jobs()` without a URL or backend of its own, send. Delays count by its clock then.
 
     Args:
         registry, retry, limits, queue_handlers, allowances, default_timeout: As of `QueueWorker`.
