@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from jobpool.errors import ConfigurationError, InvalidJob, check_seconds
 from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
-from jobpool.handlers.conversion import Mismatch
+from jobpool.handlers.conversion import Mismatch, check_types
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
@@ -132,9 +132,11 @@ class Handler(Generic[P, R]):
         """
         parameters = self.parameters
         try:
-            builder = JobBuilder(self.name, parameters.payload(args, kwargs))
+            given = parameters.payload(args, kwargs)
+            builder = JobBuilder(self.name, given)
             if parameters.read is not None:
-                parameters.read(builder.payload)
+                model, fields = parameters.read(builder.payload)
+                check_types(given, model[0] if model else fields)
         except Mismatch as mismatch:
             raise self._refused(mismatch) from None
         return builder.queue(self.queues[0]) if self.queues else builder
