@@ -170,5 +170,11 @@ async def on_thread(call: Callable[[], T]) -> T:
     except BaseException:  # the executor is shut down
         turns.release()
         raise
-    made.add_done_callback(lambda _: turns.release())
+
+    def end(made: asyncio.Future[T]) -> None:
+        turns.release()
+        if not made.cancelled():
+            made.exception()  # else asyncio logs that of a call whose caller was cancelled
+
+    made.add_done_callback(end)
     return await asyncio.shield(made)
