@@ -121,7 +121,7 @@ class Handler(Generic[P, R]):
             hint = f"; use .{CALLED_ELSEWHERE[name]}" if name in CALLED_ELSEWHERE else ""
             raise AttributeError(f"a handler has no attribute {name!r}{hint}", name=name, obj=self)
 
-    def define(self, *args: P.args, **kwargs: P.kwargs) -> JobBuilder:
+    def define(self, /, *args: P.args, **kwargs: P.kwargs) -> JobBuilder:
         """Return a builder for a job with these arguments, on the handler's queue; ends with `dispatch()`.
 
         They are those of the function without its context: JSON values, and what its annotations read from them. That
@@ -141,7 +141,7 @@ class Handler(Generic[P, R]):
             raise self._refused(mismatch) from None
         return builder.queue(self.queues[0]) if self.queues else builder
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Enqueue a job with these arguments through the process's default producer; the message's id, as a handle.
 
         Raises:
@@ -152,7 +152,7 @@ class Handler(Generic[P, R]):
         """
         return self.define(*args, **kwargs).dispatch()
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Enqueue a job with these arguments and leave the event loop free meanwhile; the message's id.
 
         Raises as `enqueue`. A cancelled one may have been enqueued or not, as after `BackendUnavailable`.

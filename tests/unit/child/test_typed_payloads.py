@@ -22,6 +22,7 @@ from support.tables import row
 
 from jobpool.errors import InvalidJob
 from jobpool.handlers.conversion import Mismatch, converter
+from jobpool.handlers.handler import Handler
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.outcome import ResultKind
@@ -332,3 +333,8 @@ def test_a_value_that_the_handler_would_get_as_another_type_is_refused() -> None
     with pytest.raises(InvalidJob, match="field 'day' is a date, but the handler would get a datetime"):
         walk.define([], date(2026, 1, 1))
     assert walk.define([Cat("Tom")]).payload == {"pets": [{"name": "Tom"}]}
+
+
+def test_an_argument_named_self_is_refused_in_words() -> None:
+    with pytest.raises(InvalidJob, match="field 'self' is unknown"):
+        Handler(any_fields).define(self=1)
