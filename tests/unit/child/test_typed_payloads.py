@@ -337,4 +337,4 @@ def test_a_value_that_the_handler_would_get_as_another_type_is_refused() -> None
 
 def test_an_argument_named_self_is_refused_in_words() -> None:
     with pytest.raises(InvalidJob, match="field 'self' is unknown"):
-        Handler(any_fields).define(self=1)
+        Handler(any_fields).define(self=1)  # type: ignore[arg-type]
