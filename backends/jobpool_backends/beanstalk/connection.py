@@ -10,6 +10,7 @@ it. So a connection knows its leases, and settlements go to it.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - else the first look for a host imports it, which a fork may cut short
 import errno
 import re
 import socket

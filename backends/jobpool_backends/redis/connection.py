@@ -12,6 +12,7 @@ system's error. An error in no table is a fault of ours, such as an error in a s
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - else the first look for a host imports it, which a fork may cut short
 import errno
 import re
 import socket
@@ -33,6 +34,7 @@ from jobpool_backends.polling import POLLIN, poll
 
 Result = TypeVar("Result")
 Word = str | bytes | int | float
+_NUMBERS = (int, float)
 
 MIN_SHARE_S = 0.25  # for each of many servers: less would pass over servers that are merely far away
 
@@ -98,7 +100,9 @@ class Connection:
 
 
 def _pack(words: Sequence[Word]) -> bytes:
-    return pack_command(tuple(words))  # type: ignore[arg-type, no-any-return]  # its stub says a tuple of one
+    # Of numbers hiredis 3.5 makes text itself, and crashes if a signal's handler raises meanwhile, as Ctrl-C does.
+    text = [str(word) if type(word) in _NUMBERS else word for word in words]
+    return pack_command(tuple(text))  # type: ignore[arg-type, no-any-return]  # its stub says a tuple of one
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -50,6 +51,13 @@ _SECRET = re.compile(r"pass|pwd|secret|token|key(?!name)|sig|sas|cred|auth", re.
 _OF_AZURE = frozenset({"endpoint", "sharedaccesskeyname", "entitypath", "usedevelopmentemulator"})
 """Parts of a connection string that are not secret."""
 
+_importing = threading.RLock()
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
+    # A fork waits for an import: in the child, the lock of a module that another thread imports is never released.
+    os.register_at_fork(
+        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    )
+
 
 def open_backend(
     url: str,
@@ -77,7 +85,10 @@ def open_backend(
         BackendUnavailable: The broker does not answer.
     """
     url, state = _split_state(url)
-    backend_class = _backend_class(url)
+    if scheme_of(url) not in LOCAL:
+        import concurrent.futures.thread  # noqa: F401 - not within the lock: it has hooks of its own for forks
+    with _importing:
+        backend_class = _backend_class(url)
     if timeout is not None:
         options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)

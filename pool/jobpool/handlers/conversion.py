@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +25,7 @@ Convert = Callable[[Any, str], Any]  # of a value and the path of its field ("" 
 _QUALIFIERS = (typing.Annotated, typing.Required, typing.NotRequired, getattr(typing, "ReadOnly", typing.Annotated))
 """The origins of annotations that stand around a type; `ReadOnly` is there from Python 3.13 on."""
 
+_PLAIN = (str, int, float, type(None), list, tuple, dict, PurePath)  # of paths, several types are equal
 _MAX_FIELDS_NAMED = 5  # fields of a model that an error names
 
 
@@ -310,6 +311,24 @@ def fill(
         if name not in value:
             raise Mismatch(f"field {_path(where, name)!r} is missing")
     return filled
+
+
+def check_types(given: Any, back: Any, where: str = "") -> None:
+    """Raise `Mismatch` if an object is read as one of another type: of a base class, or the first of a union.
+
+    Of plain JSON values nothing is checked, as many types are read from them.
+    """
+    if type(given) is type(back) and given == back:
+        return  # soon, for a long list of numbers
+    if isinstance(given, dict) and isinstance(back, dict):
+        for name, item in given.items():
+            check_types(item, back.get(name), _path(where, name))
+    elif isinstance(given, list | tuple) and isinstance(back, list | tuple):
+        for at, pair in enumerate(zip(given, back, strict=False)):
+            check_types(*pair, f"{where}[{at}]")
+    elif type(given) is not type(back) and not isinstance(given, _PLAIN) and not isinstance(back, _PLAIN):
+        kinds = f"a {type(given).__name__}, but the handler would get a {type(back).__name__}"
+        raise Mismatch(f"{_named(where)} is {kinds}")
 
 
 def unknown(path: str, known: str, fields: Iterable[str]) -> Mismatch:

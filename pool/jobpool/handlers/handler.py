@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from jobpool.errors import ConfigurationError, InvalidJob, check_seconds
 from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
-from jobpool.handlers.conversion import Mismatch
+from jobpool.handlers.conversion import Mismatch, check_types
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
@@ -121,7 +121,7 @@ class Handler(Generic[P, R]):
             hint = f"; use .{CALLED_ELSEWHERE[name]}" if name in CALLED_ELSEWHERE else ""
             raise AttributeError(f"a handler has no attribute {name!r}{hint}", name=name, obj=self)
 
-    def define(self, *args: P.args, **kwargs: P.kwargs) -> JobBuilder:
+    def define(self, /, *args: P.args, **kwargs: P.kwargs) -> JobBuilder:
         """Return a builder for a job with these arguments, on the handler's queue; ends with `dispatch()`.
 
         They are those of the function without its context: JSON values, and what its annotations read from them. That
@@ -132,14 +132,16 @@ class Handler(Generic[P, R]):
         """
         parameters = self.parameters
         try:
-            builder = JobBuilder(self.name, parameters.payload(args, kwargs))
+            given = parameters.payload(args, kwargs)
+            builder = JobBuilder(self.name, given)
             if parameters.read is not None:
-                parameters.read(builder.payload)
+                model, fields = parameters.read(builder.payload)
+                check_types(given, model[0] if model else fields)
         except Mismatch as mismatch:
             raise self._refused(mismatch) from None
         return builder.queue(self.queues[0]) if self.queues else builder
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Enqueue a job with these arguments through the process's default producer; the message's id, as a handle.
 
         Raises:
@@ -150,7 +152,7 @@ class Handler(Generic[P, R]):
         """
         return self.define(*args, **kwargs).dispatch()
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Enqueue a job with these arguments and leave the event loop free meanwhile; the message's id.
 
         Raises as `enqueue`. A cancelled one may have been enqueued or not, as after `BackendUnavailable`.

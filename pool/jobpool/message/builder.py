@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from jobpool.clock import Clock, SystemClock
+from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, check_seconds
 from jobpool.message import producer as producers
 from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_int, check_may_start
@@ -15,7 +15,6 @@ from jobpool.message.payload import check_payload
 from jobpool.message.producer import Enqueues
 from jobpool.message.results import JobHandle
 
-_CLOCK = SystemClock()
 _CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
 _NO_CRON = dict.fromkeys(_CRON_FIELDS, "*")
 PAYLOAD_TWICE = "give a payload with a handler's name only: a definition or builder has its own"
@@ -38,7 +37,7 @@ class JobBuilder:
     Args:
         payload: Any JSON value; None = an empty object.
         producer: Where `dispatch()` sends it; None = the process's default.
-        clock: The time that `delay` counts from.
+        clock: The time that `delay` counts from; None = the process's, in a `VirtualPool` that pool's.
 
     Raises `InvalidJob`: JSON cannot carry the payload, or the name is not a name.
     """
@@ -46,7 +45,7 @@ class JobBuilder:
     __slots__ = ("_clock", "_cron", "_delay", "_fields", "_handler", "_payload", "_producer")
 
     def __init__(
-        self, handler: str, payload: Any = None, *, producer: Enqueues | None = None, clock: Clock = _CLOCK
+        self, handler: str, payload: Any = None, *, producer: Enqueues | None = None, clock: Clock | None = None
     ) -> None:
         self._handler = _check_handler(handler)
         self._payload = {} if payload is None else check_payload(payload)
@@ -254,7 +253,7 @@ class JobBuilder:
             values["cron_expression"] = " ".join(self._cron.values())
         if self._delay is None:  # of a moment that was given nothing is checked: it may be by a test's clock
             return JobDefinition(self._handler, self._payload, **values)
-        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        now = datetime.fromtimestamp((self._clock or producers.clock()).wall(), UTC)
         values["scheduled_at"] = now + timedelta(seconds=self._delay)
         definition = JobDefinition(self._handler, self._payload, **values)
         return definition if later else check_may_start(definition, now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from datetime import date, time
+from datetime import date, datetime, time
 from enum import Enum
 from typing import Any
 
@@ -119,14 +119,46 @@ def _copy_typed(value: Any, depth: int) -> Any:
         return _copy_dict(
             {name: list(one) if isinstance(one, set | frozenset) else one for name, one in fields.items()}, depth
         )
-    known = json_form(value)
+    try:
+        known = json_form(value)
+    except ValueError as error:  # a model's, such as of bytes that are not UTF-8
+        raise _PayloadError(f"{type(value).__name__} cannot be written as JSON: {error}") from None
     if known is not value:
-        return _copy(known, depth)
+        copy = _copy(known, depth)
+        _check_model(value, known)
+        return copy
     from decimal import Decimal
 
     if isinstance(value, Decimal):
         raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
     raise _PayloadError(f"JSON has no {type(value).__name__}; convert it to text, a number, a list or a dict")
+
+
+def _check_model(value: Any, sent: Any) -> None:
+    """Refuse a pydantic model that would lose a field on its way: a secret, an excluded one, one with two aliases."""
+    fields = getattr(type(value), "model_fields", None)
+    if not fields:
+        return
+    try:
+        back = type(value).model_validate(sent)
+        lost = [name for name in fields if _differ(getattr(value, name), getattr(back, name))]
+    except ValueError:  # it reads no copy of itself; a handler that must read it says so
+        return
+    if lost:
+        raise _PayloadError(f"field {lost[0]!r} of {type(value).__name__} does not come back as it was given")
+
+
+def _differ(given: Any, back: Any) -> bool:
+    if isinstance(given, dict) and isinstance(back, dict):
+        return given.keys() != back.keys() or any(_differ(item, back[key]) for key, item in given.items())
+    if isinstance(given, list | tuple) and isinstance(back, list | tuple):
+        return len(given) != len(back) or any(map(_differ, given, back))
+    if type(given) is type(back) and (fields := getattr(type(given), "model_fields", None)):
+        return any(_differ(getattr(given, name), getattr(back, name)) for name in fields)
+    if isinstance(given, datetime) and isinstance(back, datetime):  # unequal where a zone's clocks go back
+        return False
+    kind: Any = type(given)
+    return bool(given != back) and kind.__eq__ is not object.__eq__
 
 
 def json_form(value: Any) -> Any:

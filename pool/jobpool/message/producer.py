@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 
@@ -52,6 +53,7 @@ class _Default:
         self.lock = threading.Lock()
         self.producer: Producer | None = None
         self.chosen: Producer | None = None
+        self.clock: Clock = SystemClock()
         self.factory: Callable[[], Producer] | None = None
         self.of_child: Target | None = None
         self.was_used = False
@@ -109,6 +111,15 @@ def chosen() -> Producer | None:
     return _default.chosen
 
 
+def clock() -> Clock:
+    """Return the clock from which delays count where none is given: the machine's, or that of a test's pool."""
+    return _default.clock
+
+
+def set_clock(clock: Clock) -> None:
+    _default.clock = clock
+
+
 def set_factory(factory: Callable[[], Producer] | None) -> None:
     """Set what opens the default producer at its first use. The factory must not call `default()`."""
     with _default.lock:
@@ -159,5 +170,11 @@ async def on_thread(call: Callable[[], T]) -> T:
     except BaseException:  # the executor is shut down
         turns.release()
         raise
-    made.add_done_callback(lambda _: turns.release())
+
+    def end(made: asyncio.Future[T]) -> None:
+        turns.release()
+        if not made.cancelled():
+            made.exception()  # else asyncio logs that of a call whose caller was cancelled
+
+    made.add_done_callback(end)
     return await asyncio.shield(made)

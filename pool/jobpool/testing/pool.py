@@ -40,7 +40,7 @@ class VirtualPool:
     Fetch, inspection, guards, attempt, decision and settlement are the pool's own; the broker is an empty `memory://`.
     Time stands still, also while a handler runs, until the test turns it or `run_all` has to wait for something.
     Handlers run for real, under their real timeouts. As a context manager it also takes what `handler.enqueue()`,
-    `builder.dispatch()`, and every `Jobs()` without a URL or backend of its own, send.
+    `builder.dispatch()`, and every `Jobs()` without a URL or backend of its own, send. Delays count by its clock then.
 
     Args:
         registry, retry, limits, queue_handlers, allowances, default_timeout: As of `QueueWorker`.
@@ -203,12 +203,15 @@ class VirtualPool:
         self.backend.close()
 
     def __enter__(self) -> Self:
-        self._outer = producer.chosen()
+        self._outer = producer.chosen(), producer.clock()
         producer.set_default(self.jobs)
+        producer.set_clock(self.clock)
         return self
 
     def __exit__(self, *_: object) -> None:
-        producer.set_default(self._outer)
+        chosen, clock = self._outer
+        producer.set_default(chosen)
+        producer.set_clock(clock)
         self.close()
 
     def __repr__(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -377,3 +379,31 @@ def test_prepare_and_ping_ask_the_server(server: RedisServer) -> None:
         backend.ping()
         assert rig.names() == set()
         assert any("appendonly" in caution for caution in backend.cautions())
+
+
+INTERRUPT = """
+import random, signal, sys
+from jobpool_backends.redis.connection import _pack
+
+class Interrupt(BaseException): ...
+
+def interrupt(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+words = ("EVALSHA", "a" * 40, *range(1000, 1400), *(n + 0.25 for n in range(300)))
+for _ in range(500):
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-4))
+            while True:
+                _pack(words)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupt:
+        pass
+"""
+
+
+def test_an_interrupt_while_a_command_is_packed_does_not_crash_the_process() -> None:
+    assert subprocess.run([sys.executable, "-c", INTERRUPT], timeout=60, check=False).returncode == 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from support.built_in import attempt, failure, output, refusal
 from support.tables import row
 
+from jobpool.errors import InvalidJob
 from jobpool.handlers.conversion import Mismatch, converter
+from jobpool.handlers.handler import Handler
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.outcome import ResultKind
@@ -304,3 +306,35 @@ def test_whatever_comes_the_attempt_ends_well_or_in_words(payload: Any, handler:
         return  # JSON cannot carry it: refused where it is enqueued
     assert made.kind in (ResultKind.SUCCEEDED, ResultKind.UNRECOVERABLE)
     assert made.kind is ResultKind.SUCCEEDED or made.error.startswith("the payload does not fit handler")
+
+
+@dataclass
+class Cat:
+    name: str
+
+
+@dataclass
+class Dog(Cat): ...
+
+
+def test_a_value_that_the_handler_would_get_as_another_type_is_refused() -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler
+    def groom(cat: Cat) -> None: ...
+
+    @registry.handler
+    def walk(pets: list[Cat | Dog], day: datetime | date = date(2026, 1, 1)) -> None: ...
+
+    with pytest.raises(InvalidJob, match="it is a Dog, but the handler would get a Cat"):
+        groom.define(Dog("Rex"))
+    with pytest.raises(InvalidJob, match=r"field 'pets\[1\]' is a Dog, but the handler would get a Cat"):
+        walk.define([Cat("Tom"), Dog("Rex")])
+    with pytest.raises(InvalidJob, match="field 'day' is a date, but the handler would get a datetime"):
+        walk.define([], date(2026, 1, 1))
+    assert walk.define([Cat("Tom")]).payload == {"pets": [{"name": "Tom"}]}
+
+
+def test_an_argument_named_self_is_refused_in_words() -> None:
+    with pytest.raises(InvalidJob, match="field 'self' is unknown"):
+        Handler(any_fields).define(self=1)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -229,3 +230,25 @@ def test_handlers_and_builders_have_it_too(monkeypatch: pytest.MonkeyPatch, tmp_
         assert other.stats().waiting == 1
     with pytest.raises(ConfigurationError, match="closed"):
         run(lambda: jobs.aenqueue(JobDefinition("report")))
+
+
+def test_the_error_of_a_call_whose_caller_was_cancelled_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        begun.set()
+        go_on.wait(LIMIT_S)
+        raise ValueError("nobody waits for it")
+
+    async def main() -> None:
+        asked = asyncio.ensure_future(producer.on_thread(fail))
+        await asyncio.to_thread(begun.wait, LIMIT_S)
+        asked.cancel()
+        await asyncio.wait([asked])
+        go_on.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

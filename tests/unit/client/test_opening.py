@@ -49,6 +49,31 @@ def installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: list(points))
 
 
+FORK_DURING_AN_IMPORT = """
+import os, signal, sys, threading, time
+from contextlib import suppress
+from jobpool.broker.opening import open_backend
+from jobpool.errors import BackendUnavailable
+
+def first_use():
+    with suppress(BackendUnavailable):
+        open_backend("redis://127.0.0.1:1")
+
+threading.Thread(target=first_use).start()
+while "jobpool_backends.redis" not in sys.modules:
+    time.sleep(0.0005)
+if (pid := os.fork()) == 0:
+    signal.alarm(10)
+    first_use()
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_fork_while_another_thread_imports_a_backend_leaves_the_child_able_to() -> None:
+    assert subprocess.run([sys.executable, "-c", FORK_DURING_AN_IMPORT], timeout=60, check=False).returncode == 0
+
+
 def test_a_backend_is_found_by_its_scheme() -> None:
     signer, clock = EnvelopeSigner("secret"), ManualClock()
     backend = open_backend("memory://", signer=signer, clock=clock)

@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 
 import jobpool.testing
-from jobpool import Limits, RetryPolicy, Snooze, Unrecoverable
+from jobpool import Limits, Retry, RetryPolicy, Snooze, Unrecoverable
 from jobpool.broker.values import NewMessage, ReapPolicy, State
 from jobpool.client.jobs import Jobs
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message import producer
+from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards, Hold
@@ -131,6 +132,33 @@ def test_no_time_passes_unless_it_is_asked_for(registry: HandlerRegistry, log: L
     assert [message.state for message in pool.waiting()] == [State.DELAYED]
     pool.advance(10.0)
     assert len(pool.run_ready("reports")) == 1
+
+
+def test_a_delay_counts_by_the_clock_of_the_pool_that_is_entered() -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler
+    def report() -> None: ...
+
+    @registry.handler(max_retries=1)
+    def parent(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            raise Retry(after=600)
+        ctx.enqueue(report.define().delay(60))
+
+    with VirtualPool(registry) as pool:
+        with VirtualPool(start=datetime(2020, 1, 1, tzinfo=UTC)):
+            pass  # it gives the clock back
+        pool.advance(3600)
+        report.define().delay(60).dispatch()
+        Jobs().define("report").delay(60).dispatch()
+        assert pool.run_ready() == []
+        pool.advance(61)
+        assert len(pool.run_ready()) == 2
+        parent.enqueue()
+        first, *_, follow_up = pool.run_all()
+        assert follow_up.at - first.at == pytest.approx(660)
+    assert JobBuilder("report").delay(0).to_definition().scheduled_at < datetime.now(UTC) + timedelta(minutes=1)  # type: ignore[operator]
 
 
 def test_run_all_goes_through_retries_to_the_dead_letter(registry: HandlerRegistry, log: Log) -> None:

@@ -198,6 +198,16 @@ def test_a_task_that_failed_for_good_tells_its_error(jobs: Jobs) -> None:
         ends.using(backend="keeping").get_result("0123456789abcdef")
 
 
+def test_a_job_that_is_not_a_task_has_no_result_for_django(jobs: Jobs) -> None:
+    registry = HandlerRegistry()
+    registry.handler("plain")(lambda: {"task": "none"})
+    done, waits = [jobs.define("plain").result_ttl(60).dispatch() for _ in range(2)]
+    QueueWorker(jobs.backend, registry).process_once("default")
+    for ident in (done, waits, 7, None, "a\0b"):
+        with pytest.raises(TaskResultDoesNotExist):
+            add.using(backend="keeping").get_result(ident)
+
+
 def test_the_signal_of_an_enqueued_task_comes_when_it_is_sent(jobs: Jobs) -> None:
     heard: list[str] = []
 

@@ -8,6 +8,7 @@ import decimal
 import enum
 import pathlib
 import uuid
+import zoneinfo
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -172,3 +173,50 @@ def test_a_value_a_thousand_deep_is_refused_without_a_recursion_error() -> None:
 def test_the_error_names_the_place_it_was_given() -> None:
     with pytest.raises(InvalidJob, match=r"^meta\.trace: JSON has no bytes"):
         check_payload({"trace": b""}, "meta")
+
+
+class Base(pydantic.BaseModel):
+    at: datetime.datetime | None = None
+    _seen: object = pydantic.PrivateAttr(default_factory=object)
+
+
+class Wider(Base):
+    more: int = 0
+
+
+class Secret(pydantic.BaseModel):
+    password: pydantic.SecretStr
+
+
+class Hidden(pydantic.BaseModel):
+    note: str = pydantic.Field("", exclude=True)
+
+
+class Aliases(pydantic.BaseModel):
+    n: int = pydantic.Field(0, validation_alias="in", serialization_alias="out")
+
+
+class Outer(pydantic.BaseModel):
+    inner: list[Base]
+
+
+class Raw(pydantic.BaseModel):
+    body: bytes
+
+
+def test_a_model_that_would_change_on_its_way_is_refused() -> None:
+    for name, model, told in [
+        ("a secret", Secret(password=pydantic.SecretStr("x")), "field 'password' of Secret does not come back"),
+        ("an excluded field", Hidden(note="x"), "field 'note' of Hidden does not come back"),
+        ("two aliases", Aliases.model_validate({"in": 4}), "field 'n' of Aliases does not come back"),
+        ("a wider model inside", Outer(inner=[Wider(more=1)]), "field 'inner' of Outer does not come back"),
+        ("bytes that are no text", Raw(body=b"\xff"), "Raw cannot be written as JSON"),
+    ]:
+        with row(name), pytest.raises(InvalidJob, match=told):
+            check_payload({"a": [model]})
+
+
+def test_a_model_with_private_attributes_or_a_time_that_is_there_twice_is_sent() -> None:
+    twice = datetime.datetime(2026, 10, 25, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1)
+    assert check_payload(Outer(inner=[Base(at=twice)])) == {"inner": [{"at": "2026-10-25T02:30:00+01:00"}]}
+    assert check_payload(Hidden()) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -88,7 +89,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
 
         Raises:
             NotImplementedError: `OPTIONS` has no `result_ttl`.
-            TaskResultDoesNotExist: Nothing is known of it: it never was, or has ended longer ago than that.
+            TaskResultDoesNotExist: Nothing is known of it: it never was a task, or has ended longer ago than that.
             ResultTooLarge: It is done, and returned more than is kept.
             BackendUnavailable: The broker does not answer.
         """
@@ -98,11 +99,17 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
                 f" to your database what you need of {result_id}"
             )
         jobs = open_jobs(self.url)
-        while (status := jobs.status(result_id)).state is not JobState.UNKNOWN:
-            if status.state is JobState.DONE:
-                return running.done_result(result_id, jobs.result(result_id, 0.0), status.ended_at)
-            if message := jobs.backend.inspect(result_id):  # None: it has ended just now
-                return running.live_result(message, status)
+        with suppress(InvalidJob):  # it is not an id
+            while (status := jobs.status(result_id)).state is not JobState.UNKNOWN:
+                if status.state is JobState.DONE:
+                    kept = jobs.result(result_id, 0.0)
+                    if not isinstance(kept, dict) or kept.keys() != running.KEPT:
+                        break
+                    return running.done_result(result_id, kept, status.ended_at)
+                if message := jobs.backend.inspect(result_id):  # None: it has ended just now
+                    if message.handler != running.HANDLER:
+                        break
+                    return running.live_result(message, status)
         raise TaskResultDoesNotExist(result_id)
 
     def check(self, **_: Any) -> Iterator[Any]:

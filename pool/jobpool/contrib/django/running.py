@@ -32,6 +32,7 @@ from jobpool.message.envelope import decode
 from jobpool.message.results import JobState, JobStatus
 
 HANDLER = "django.task"
+KEPT = {"task", "args", "kwargs", "backend", "value", "began", "workers"}  # fields of a result that `run_task` returns
 _NAMED = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Timeout|Unrecoverable))\b")
 FORMER_WORKER = "unknown"  # for attempts before this one: their workers are not recorded
 
