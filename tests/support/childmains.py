@@ -291,6 +291,15 @@ def leave_grandchildren(_: ChildBoot) -> Any:
     return [plain_one.pid, own_session.pid, int(os.read(reading, 20))]
 
 
+def leave_shared_memory(_: ChildBoot) -> Any:
+    """Its name, and the pid of a process that calls itself a resource tracker, but never ends."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    OPENED.append(SharedMemory(create=True, size=4096))
+    OPENED.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "resource_tracker"]))
+    return [OPENED[-2].name, OPENED[-1].pid]
+
+
 def helper(_: ChildBoot) -> Any:
     return OPENED[0]
 
@@ -313,6 +322,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         become,
         shout,
         leave_grandchildren,
+        leave_shared_memory,
         helper,
         compute_in_parallel,
     )

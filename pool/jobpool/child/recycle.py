@@ -80,14 +80,20 @@ class Wear:
         return "jobs" if self._left == 0 else ""
 
     def _sweep(self, attempt: Attempt) -> bool:
-        """Return whether anything had to be killed. Processes that had ended by themselves are only collected."""
+        """Return whether anything had to be killed, or is a resource tracker, which the fork server kills later.
+
+        Processes that had ended by themselves are only collected.
+        """
         if attempt.daemons and attempt.kind not in _INTERRUPTED:
             self._daemons |= linux.direct_children()
             return False
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT_S) > 0
+        if not linux.has_children():
+            return False
+        trackers = linux.resource_trackers(linux.direct_children() - self._daemons)
+        return linux.sweep_strays(self._daemons | trackers, SWEEP_LIMIT_S) > 0 or bool(trackers)
 
     def _check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""

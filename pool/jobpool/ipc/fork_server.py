@@ -24,6 +24,7 @@ from jobpool.ipc.scoreboard import ChildPage, ChildPages
 SWEEP_LIMIT_S = 1.0  # for which one sweep may hold the loop up; the rest is tried again every `RESWEEP_EVERY_S`
 SHORT_SWEEP_S = 0.05  # while something is left from the sweep before, which may not die for long (state D)
 RESWEEP_EVERY_S = 1.0
+TRACKER_S = 0.5  # that a resource tracker gets to tidy up; it is killed at the first sweep after that
 END_LIMIT_S = 5.0
 FORK_LIMIT_S = 15.0  # of one fork, the app's own at-fork hooks included; the master is less patient, if it lives
 _REQUESTS_AT_ONCE = 64
@@ -49,6 +50,7 @@ class ForkServer:
         self._inheritance = inheritance
         self._children: dict[int, Spawned] = {}  # by pidfd, those not collected yet
         self._of_app = linux.direct_children()
+        self._trackers: dict[int, float] = {}  # resource trackers of the dead, and when they are strays like others
         self._strays_left = False
         self._master_gone = False
         self._pid, self._master = os.getpid(), os.getppid()
@@ -144,15 +146,26 @@ class ForkServer:
         """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
         for pidfd in dead:
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-            linux.kill_group(self._children[pidfd].pid)
         ours = {child.pid for child in self._children.values()} | self._of_app
+        spared = self._spare_trackers(linux.direct_children() - ours)
+        groups = set(map(os.getpgid, spared))  # the others in them are killed one by one
+        for pidfd in dead:
+            if self._children[pidfd].pid not in groups:
+                linux.kill_group(self._children[pidfd].pid)
         limit = SHORT_SWEEP_S if self._strays_left else SWEEP_LIMIT_S
         begun = time.monotonic()
-        strays = linux.sweep_strays(ours, limit)
-        self._strays_left = time.monotonic() - begun >= limit
+        strays = linux.sweep_strays(ours | spared, limit)
+        self._strays_left = bool(spared) or time.monotonic() - begun >= limit
         for pidfd in dead:
             self._outbox.send(self._collected(pidfd, strays).encode())
             strays = 0  # when several die at once, the first is charged with all
+
+    def _spare_trackers(self, strays: set[int]) -> set[int]:
+        """Return the resource trackers among `strays` whose time is not over."""
+        now = time.monotonic()
+        trackers = linux.resource_trackers(strays)
+        self._trackers = {pid: self._trackers.get(pid, now + TRACKER_S) for pid in trackers}
+        return {pid for pid, end in self._trackers.items() if now < end}
 
     def _collected(self, pidfd: int, strays: int) -> Exited:
         self._poll.unregister(pidfd)

@@ -45,6 +45,7 @@ _CHECKED_LIMITS = 0, 1, 2, 3, 6, 7, 9
 """Numbers of the resource limits that jobs fail at: CPU, FSIZE, DATA, STACK, NPROC, NOFILE, AS."""
 _ANY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 BELIEVED_S = 1.0  # after a rise of the count of kills by the kernel, for which a death by SIGKILL is put down to it
+_EXEC_LIMIT_S = 0.01  # in which a process gets the arguments of the program that it executes
 _SWEEP_PAUSE_S = 0.0005  # between two looks at a process that was sent SIGKILL; most are dead within one
 
 
@@ -171,6 +172,24 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
         if not dead:
             time.sleep(_SWEEP_PAUSE_S)
     return collected
+
+
+def resource_trackers(pids: Iterable[int]) -> set[int]:
+    """Return those children that call themselves Python's or joblib's resource tracker.
+
+    It unlinks the shared memory that its users have left, and ends, as soon as they are dead: its pipe closes then.
+    """
+    give_up = time.monotonic() + _EXEC_LIMIT_S
+    found: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            while not (told := Path(f"/proc/{pid}/cmdline").read_bytes()) and time.monotonic() < give_up:
+                if os.waitid(os.P_PID, pid, _ANY_CHILD):
+                    break
+                time.sleep(_SWEEP_PAUSE_S)  # it executes its program right now
+            if b"resource_tracker" in told:
+                found.add(pid)
+    return found
 
 
 def kill(pid: int) -> None:

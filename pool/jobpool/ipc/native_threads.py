@@ -2,7 +2,8 @@
 
 A child has none of them. Libraries that know of forks end or renew theirs: OpenBLAS, Intel's and LLVM's OpenMP, Arrow.
 GNU's OpenMP does not: it would wait forever for its threads in the child. It can be told to end them, and begins anew
-when it is used. So what is left after that, and after a fork that nobody needed, is worth a word.
+when it is used, but Numba refuses to go on in a child. So what is left after that, and after a fork that nobody needed,
+is worth a word.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pathlib import Path
 _PAUSE_HARD = 2  # omp_pause_hard of <omp.h>: end the threads, forget the rest
 _RTLD_NOLOAD = 4  # of <dlfcn.h>: only a library that is loaded already
 
-_LIBRARY = re.compile(r"/[^\n]*/(?:lib|_)?(gomp|polars|arrow|iomp5|omp)[-._][^/\n]*")
-_NOT_FORKABLE = {"gomp": "OpenMP (libgomp)", "polars": "Polars"}
+_LIBRARY = re.compile(r"/[^\n]*/(?:lib|_)?(gomp|omppool|polars|arrow|iomp5|omp)[-._][^/\n]*")
+_NUMBA = "omppool"  # ends a child that uses it, also when OpenMP has begun anew: it compares the pid
+_NOT_FORKABLE = {"gomp": "OpenMP (libgomp)", _NUMBA: "Numba (OpenMP)", "polars": "Polars"}
 _FORKABLE = {"arrow", "iomp5", "omp"}
 
 
@@ -28,7 +30,7 @@ def judge(left: int, libraries: set[str], paused: bool) -> tuple[str, int]:
     Returns:
         Which of them no fork survives, "" = none, and how many threads of unknown libraries are left.
     """
-    if left <= 0:
+    if left <= 0 and _NUMBA not in libraries:
         return "", 0
     guilty = [_NOT_FORKABLE[name] for name in sorted(libraries & set(_NOT_FORKABLE)) if name != "gomp" or not paused]
     if guilty:

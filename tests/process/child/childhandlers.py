@@ -446,6 +446,16 @@ def leave_process(ctx: JobContext, how: str = "plain") -> int:
 
 
 @handler
+def leave_shared_memory(ctx: JobContext) -> str:
+    """Leave a resource tracker behind, which Python starts for it; its name."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    memory = SharedMemory(create=True, size=4096)
+    memory.close()
+    return memory.name
+
+
+@handler
 def leave_ended_process(ctx: JobContext) -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from childrig import ChildProcess, alive
+from support.waiting import wait_until
 
 from jobpool.message.outcome import ResultKind
 
@@ -66,6 +68,15 @@ def test_a_process_left_behind_is_dead_before_the_result(start_child: Start, how
     assert not alive(int(result.output))
     assert result.leaving == "processes"
     assert child.exit_status() == 0
+
+
+def test_shared_memory_left_behind_is_freed_when_the_child_has_left(start_child: Start) -> None:
+    child = start_child()
+    result = child.succeed("leave_shared_memory")
+    assert result.leaving == "processes"
+    assert child.exit_status() == 0
+    memory = Path("/dev/shm") / result.output
+    wait_until(lambda: not memory.exists())
 
 
 def test_a_process_that_ended_by_itself_is_collected_and_the_child_stays(start_child: Start) -> None:

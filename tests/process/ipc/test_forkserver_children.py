@@ -7,11 +7,13 @@ import select
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from nurse import Nurse, Watch, text_of, wait_until
 
 from jobpool.ipc.board_layout import ChildState
+from jobpool.ipc.fork_server import RESWEEP_EVERY_S, TRACKER_S
 from jobpool.ipc.frames import Exited, Loaded, Spawned, SpawnFailed
 from jobpool.ipc.linux import open_fds
 
@@ -152,6 +154,20 @@ def test_a_death_is_reported_after_the_strays_are_gone_and_spares_the_neighbour_
         assert grandchildren.wait(0.001) == []
         assert Watch(theirs).wait(0.05) == theirs
         assert neighbour.ask("report")["pid"] == neighbour.pid
+
+
+def test_shared_memory_of_the_dead_is_freed_and_who_only_claims_to_do_so_is_dead_soon_and_holds_nobody_up() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        name, hostile = child.ask("leave_shared_memory")
+        memory, watch = Path("/dev/shm") / name, Watch([hostile])
+        assert memory.exists()
+        begun = time.monotonic()
+        nurse.end(child)
+        nurse.bear()
+        assert time.monotonic() - begun < TRACKER_S
+        wait_until(lambda: not memory.exists())
+        assert watch.wait(TRACKER_S + RESWEEP_EVERY_S + 0.5) == []
 
 
 def test_what_the_app_itself_started_at_its_import_lives_until_the_fork_server_ends() -> None:

@@ -15,6 +15,7 @@ def test_threads_are_judged_by_the_libraries_that_may_own_them() -> None:
         (3, {"gomp"}, True, ("", 3)),  # its threads have ended: these are others
         (3, {"gomp"}, False, (OPENMP, 0)),
         (3, {"polars"}, True, (POLARS, 0)),
+        (0, {"gomp", "omppool"}, True, ("native threads of Numba (OpenMP)", 0)),
         (3, {"polars", "arrow"}, True, (POLARS, 0)),
         (3, {"polars", "gomp"}, False, ("native threads of OpenMP (libgomp) and Polars", 0)),
         (3, {"arrow"}, True, ("", 0)),
@@ -32,6 +33,7 @@ def test_libraries_are_known_by_the_names_of_their_files() -> None:
         "/venv/_polars_runtime_32/_polars_runtime.abi3.so": "polars",
         "/venv/lib/libiomp5.so": "iomp5",
         "/venv/torch/lib/libomp-54bd.so": "omp",
+        "/venv/numba/np/ufunc/omppool.cpython-311-x86_64-linux-gnu.so": "omppool",
         "/venv/pyarrow/libarrow.so.2100": "arrow",
         "/venv/numpy.libs/libscipy_openblas64_-32a4b2a6.so": "",
         "/venv/computing.so": "",
