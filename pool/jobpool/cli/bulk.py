@@ -114,7 +114,7 @@ def chosen(
         raise click.UsageError("say which messages: a FILTER such as queue:reports reason:timeout, or --all")
     if terms and asked["all_"]:
         raise click.UsageError("a FILTER and --all exclude each other")
-    return read_filter((*terms, *more), queue)
+    return read_filter((*terms, *more), queue, changes=True)
 
 
 def _dead(where: MessageFilter) -> MessageFilter:
@@ -145,7 +145,6 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, bool], **limits: Any) -> None:
     with session.broker() as backend:
         queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
-        where = messages.id_meant(backend, where)
         if where.queue is None and not where.ids and (foreign := backend.foreign_queues()):
             raise Unsupported(
                 f"nothing was changed: jobs in {', '.join(foreign)} are other programs' by their look. Name the queue"
@@ -166,8 +165,8 @@ def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> N
     word, done = WORDS.get(sweep.verb, ("retry", "retried"))
     count = sweep.count()
     _check_ids(sweep, count)
-    if not count:
-        _check_words(sweep.where)
+    if not count and (told := messages.unknown_reason(sweep.where)):
+        raise click.ClickException(told)
     if asked["json_"] and (asked["dry_run"] or not count):
         answer_json({"matched": count + members, done: 0})
         return
@@ -204,16 +203,8 @@ def _check_ids(sweep: Sweep, count: int) -> None:
     found = {ident: _why_not(sweep.backend, ident, where) for ident in where.ids}
     wrong = [f"{ident}: {said}" for ident, said in found.items() if said]
     if wrong:
-        raise click.ClickException("nothing was changed: " + "; ".join(wrong))
-
-
-def _check_words(where: MessageFilter) -> None:
-    """Refuse a reason that nothing has, and a lone word meant as an id that no message has in its text either."""
-    if told := messages.unknown_reason(where):
-        raise click.ClickException(told)
-    if where.text and " " not in where.text and structs.replace(where, states=()) == type(where)(text=where.text):
-        what = "neither the id of a message nor a filter such as queue:reports"
-        raise click.ClickException(f"{where.text!r} is {what}, and no message has it in its text")
+        hint = f"; text:{where.ids[0]} means all with this text" if len(where.ids) == 1 else ""
+        raise click.ClickException(f"nothing was changed: {'; '.join(wrong)}{hint}")
 
 
 def _why_not(backend: QueueBackend, ident: str, where: MessageFilter) -> str:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
-from jobpool.cli.messages import id_meant, meet_queues, moment, queue_option, terms_argument
+from jobpool.cli.messages import meet_queues, moment, queue_option, terms_argument
 from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
@@ -188,7 +188,6 @@ def cancel(
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
         meet_queues(session, backend, where.queue, needed=False)
-        where = id_meant(backend, where)
         live = structs.replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)
@@ -264,7 +263,6 @@ def edit(
         raise click.UsageError("only jobs that wait or are delayed can be edited; `jobpool dead retry` is for the dead")
     with session.broker() as backend:
         changes = editing.read_changes(backend, 0 if asked["now"] else at, priority, move)
-        where = id_meant(backend, where)
         live = structs.replace(where, states=where.states or UNHELD)
         sweep = bulk.Answered(backend, live, "edit", act=partial(editing.edit_matching, backend, changes))
         if move is not None:

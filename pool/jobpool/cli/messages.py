@@ -7,6 +7,7 @@ mend. An answer that is less than asked for is told on stderr.
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -95,12 +96,17 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
         _describe(message)
 
 
-def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilter:
-    """Return the filter that these shell words mean: of several bare ones each is an id. Raises `BadFilter`."""
-    from jobpool.broker.filters import parse_filter
+def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bool = False) -> MessageFilter:
+    """Return the filter that these shell words mean. Raises `BadFilter`.
 
-    bare = [term for term in terms if set(term).isdisjoint(':" ')]
-    words = [f"id:{term}" if len(bare) > 1 and term in bare else _term(term) for term in terms]
+    Of several bare words each is an id. With `changes`, for a verb that changes what it finds, a lone one is too.
+    """
+    from jobpool.broker.filters import BadFilter, parse_filter
+
+    if not all(term.strip(' "\t\n') for term in terms):  # of a shell's variable that is not set
+        raise BadFilter("an empty word is not a filter; --all selects every message")
+    bare = [term for term in terms if set(term).isdisjoint(':" \t\n')]
+    words = [f"id:{term}" if (changes or len(bare) > 1) and term in bare else _term(term) for term in terms]
     return parse_filter(" ".join([*words, *([] if queue is None else [f"queue:{queue}"])]))
 
 
@@ -227,7 +233,7 @@ def _term(term: str) -> str:
     if len(term) == 16 and set(term) <= set("0123456789abcdef"):
         return f"id:{term}"
     if any(char.isspace() for char in term) and not set(term) & set('":'):
-        return json.dumps(term, ensure_ascii=False)
+        return '"' + re.sub(r'(["\\])', r"\\\1", term) + '"'
     return term
 
 

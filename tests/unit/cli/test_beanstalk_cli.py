@@ -91,7 +91,8 @@ def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(ask: Ask, b
     assert "nothing was changed: order-9: there is no such message" in wrong
     assert ask("dead", "purge", "order-7", foreign, "--yes").stdout == "2 messages purged\n"
     assert [message.id for message in broker.list_messages()] == ["order-8"]
-    assert "1 message retried" in ask("dead", "retry", "order-7", "--yes").stdout, "a text, now"
+    assert "text:order-7 means all with this text" in ask("dead", "retry", "order-7", "--yes", code=1).stderr
+    assert "1 message retried" in ask("dead", "retry", "text:order-7", "--yes").stdout
     assert "put a text of several in quotes" in ask("dead", "list", "disk", "full").stderr
 
 

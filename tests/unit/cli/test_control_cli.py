@@ -261,14 +261,17 @@ def test_an_edit_that_says_nothing_clear_is_wrong_usage(
 
 
 @pytest.mark.parametrize("verb", [("cancel",), ("edit", "--now"), ("purge",), ("dead", "retry")])
-def test_a_lone_word_that_is_no_id_and_no_filter_is_said_to_be_neither(
+def test_a_lone_word_is_an_id_and_an_empty_one_is_nothing(
     jobpool: Jobpool, broker: QueueBackend, verb: tuple[str, ...]
 ) -> None:
-    broker.enqueue_many(numbered(1))
-    for more in ((), ("--json",), ("--dry-run",)):
-        result = jobpool(*verb, "nosuchid", "--yes", *more)
-        assert (result.exit_code, result.stdout) == (1, "")
-        assert "'nosuchid' is neither the id" in result.stderr
+    others = [a_job(identifier=f"order-2{number}", payload={"about": "order-2\tagain"}) for number in range(3)]
+    broker.enqueue_many(others)
+    for more in ((), ("--dry-run",)):
+        assert jobpool(*verb, "order-2", "--yes", *more).exit_code == 1
+    for empty in ("", "\t", '""'):
+        assert "an empty word is not a filter" in jobpool(*verb, empty, "--yes").stderr
+    assert "--all" in jobpool(*verb, "", "queue:reports", "--yes").stderr
+    assert broker.stats("reports").waiting == 3
     assert jobpool(*verb, "queue:nothing", "--yes").exit_code == 0
 
 
