@@ -300,3 +300,12 @@ def test_looking_changes_nothing(backend: QueueBackend) -> None:
     backend.diagnose()
     backend.broker_time()
     assert backend.queues() == before
+
+
+def test_what_no_broker_can_hold_is_not_found_and_a_cursor_out_of_range_refused(backend: QueueBackend) -> None:
+    assert backend.inspect("\udcff") is None
+    assert backend.status("\udcff").state == "unknown"
+    assert backend.find_batch("\udcff") is None
+    assert backend.list_messages(MessageFilter(older_than=1e300, newer_than=float("-inf"))) == []
+    with pytest.raises(ValueError, match="cursor"):
+        backend.list_messages(after="9999999999999999999")

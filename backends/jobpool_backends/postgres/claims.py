@@ -43,12 +43,15 @@ class PostgresClaims(ClaimStore):
         self._caps = database.address.caps
 
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
+        given = all(post.given for post in posts)  # a minted id is forgotten at its message's end
         pieces = [_columns(queue, piece) for piece in in_pieces(posts)]
         if len(pieces) == 1:
-            self._database.value("post", *pieces[0])
+            self._database.call("post", *pieces[0], repeatable=given)
         else:
             sql = self._database.fill(calling("post", len(pieces[0])))
-            self._database.transaction(lambda connection: [connection.execute(sql, piece) for piece in pieces])
+            self._database.transaction(
+                lambda connection: [connection.execute(sql, piece) for piece in pieces], repeatable=given
+            )
         self._database.sweep()
 
     def _claim(

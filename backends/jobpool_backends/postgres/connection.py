@@ -152,6 +152,12 @@ class Connection(psycopg.Connection[TupleRow]):
     answer_timeout: float = 3.0  # seconds to wait for each answer
     pooled: bool = False  # there is a pooler, so that each transaction may meet another session
 
+    def is_closed(self) -> bool:
+        """Return whether the server has closed it. It may also have told of a setting: a new one does as well."""
+        polled = poll()
+        polled.register(self.pgconn.socket, POLLIN)
+        return bool(polled.poll(0))
+
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
         """Drive `gen`, psycopg's side of one exchange, to its end; `AnswerTimeout` when that takes too long."""
         del interval  # of looking for signals: they interrupt a poll by themselves

@@ -1,8 +1,8 @@
 """Connections to one database, and recovery when they break.
 
 Each call has a connection of its own, in autocommit: one statement is one transaction. If a connection broke while it
-was idle (the server was restarted), a call goes on with a new one, once and at once. Every call of the contract can be
-repeated without harm.
+was idle (the server was restarted), a call goes on with a new one, once and at once. Most calls may be repeated safely.
+One that may not is sent on a connection that was seen to be open, and raises what breaks it then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from psycopg.pq import TransactionStatus
 
 from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool_backends.postgres.connection import Address, Connection, connect
-from jobpool_backends.postgres.errors import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
+from jobpool_backends.postgres.errors import (
+    HIDDEN_POOLER,
+    UNDONE,
+    is_conflict,
+    is_stale,
+    raise_explained,
+    raise_unreached,
+)
 from jobpool_backends.postgres.schema import WRONG_ISOLATION, check_current, fill
 from jobpool_backends.shared import IdleConnections
 
@@ -120,7 +127,9 @@ class Database(IdleConnections[Connection]):
 
         return self.transaction(ask)
 
-    def transaction(self, work: Callable[[Connection], Result], *, pipelined: bool = True) -> Result:
+    def transaction(
+        self, work: Callable[[Connection], Result], *, pipelined: bool = True, repeatable: bool = True
+    ) -> Result:
         """Return the result of `work(connection)` in one transaction: committed when it returns, undone when it raises.
 
         `work` may be called again. `pipelined`: send statements without waiting for answers that `work` does not look
@@ -132,7 +141,7 @@ class Database(IdleConnections[Connection]):
             with together, connection.transaction():
                 return work(connection)
 
-        return self._call(step)
+        return self._call(step, repeatable)
 
     def prepare(self) -> None:
         """Make the schema current, or see that it is; in several processes too. Raises as `run`."""
@@ -184,13 +193,16 @@ class Database(IdleConnections[Connection]):
 
     def _once(self, step: Callable[[Connection], Result], repeatable: bool) -> Result:
         connection = self.take()
+        if connection is not None and not repeatable and connection.is_closed():
+            connection.close()
+            connection = None
         if connection is not None:
             try:
                 return self._use(connection, step)
             except psycopg.Error as error:
                 if connection.closed:
                     self.drop_idle()  # the others have most likely broken too
-                if not is_stale(error) or not (repeatable or error.sqlstate):
+                if not is_stale(error) or not (repeatable or error.sqlstate in UNDONE):
                     raise
                 self.pooled = self.pooled or error.sqlstate in HIDDEN_POOLER
         return self._use(self.connect(), step)

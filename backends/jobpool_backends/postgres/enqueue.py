@@ -41,17 +41,22 @@ class Enqueuer:
         self._database = database
 
     def add(self, messages: Sequence[NewMessage]) -> Existing | None:
-        """Add those whose id or unique key is not known yet, in their order, all or none; return the keys' holders."""
+        """Add those whose id or unique key is not known yet, in their order, all or none; return the keys' holders.
+
+        A minted id is forgotten when its job ends, so one whose answer was lost may not be sent again.
+        """
+        given = all(message.given for message in messages)
         if not all(map(is_plain, messages)):
             if len(list(in_pieces(messages))) == 1:
-                return dict(self._database.run(_BRING, all_columns(messages)))
-            return self._database.transaction(lambda connection: self.add_on(connection, messages))
+                return dict(self._database.run(_BRING, all_columns(messages), repeatable=given))
+            return self._database.transaction(lambda connection: self.add_on(connection, messages), repeatable=given)
         if len(messages) == 1:
-            self._database.run(_ONE, {name: value for name, [value] in columns(messages).items()})
+            one = {name: value for name, [value] in columns(messages).items()}
+            self._database.run(_ONE, one, repeatable=given)
         elif len(messages) < COPY_FROM:
-            self._database.run(_FEW, columns(messages))
+            self._database.run(_FEW, columns(messages), repeatable=given)
         else:
-            self._add_many(messages)
+            self._add_many(messages, given)
         return None
 
     def add_on(
@@ -67,16 +72,17 @@ class Enqueuer:
                 known.update(connection.execute(self._database.fill(_BRING), asked).fetchall())
         return known
 
-    def _add_many(self, messages: Sequence[NewMessage]) -> None:
+    def _add_many(self, messages: Sequence[NewMessage], given: bool) -> None:
         """Enqueue by COPY, which has no exceptions: a known id undoes it, and then each message is added by itself."""
         by_id: dict[str, NewMessage] = {}
         for message in messages:
             by_id.setdefault(message.id, message)
         distinct = list(by_id.values())
+        transaction = self._database.transaction
         try:
-            self._database.transaction(lambda connection: self._copy_on(connection, distinct), pipelined=False)
+            transaction(lambda connection: self._copy_on(connection, distinct), pipelined=False, repeatable=given)
         except psycopg.errors.UniqueViolation:
-            self._database.transaction(lambda connection: self.add_on(connection, distinct))
+            transaction(lambda connection: self.add_on(connection, distinct), repeatable=given)
 
     def _copy_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> None:
         with psycopg.Cursor(connection) as cursor:

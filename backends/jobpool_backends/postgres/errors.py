@@ -18,14 +18,19 @@ from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN, not_open
 HIDDEN_POOLER = frozenset({"26000", "42P05"})
 """A prepared statement is not there, or is there already: a pooler lends sessions, and did not show it."""
 
-_STALE = HIDDEN_POOLER | {
+UNDONE = HIDDEN_POOLER | {
     "57P01",  # the server was told to stop, or an operator ended this session
-    "57P02",  # another session crashed
     "57P05",  # idle for longer than the server allows
     "25P03",  # the same, within a transaction
     "25006",  # a standby by now: a new connection may lead to the new primary
     "0A000",  # the plan of a prepared statement does not fit a table that was migrated meanwhile
 }
+"""The fault lies in this connection, and the server has done nothing, or undone it."""
+
+_UNKNOWN = (
+    "57P02",  # another session crashed
+    "08",  # the connection broke, here or behind a pooler
+)
 _CONFLICTS = ("40001", "40P01")
 
 _UNAVAILABLE = {
@@ -117,7 +122,7 @@ def is_stale(error: psycopg.Error) -> bool:
     if error.sqlstate is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         return lost and not isinstance(error, AnswerTimeout)
-    return error.sqlstate in _STALE or error.sqlstate.startswith("08")
+    return error.sqlstate in UNDONE or error.sqlstate.startswith(_UNKNOWN)
 
 
 def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:

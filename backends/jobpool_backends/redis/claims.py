@@ -47,7 +47,8 @@ class RedisClaimStore(ClaimStore):
         for post in posts:
             life = "" if post.life is None else micros(post.life)
             words += ("q" if post.given else "p", life, micros(post.delay) or "", post.body)
-        self._keys.run(keyspace.POST, [queue], words, self._keys.one(queue, "last"))
+        script = keyspace.POST_GIVEN if all(post.given for post in posts) else keyspace.POST
+        self._keys.run(script, [queue], words, self._keys.one(queue, "last"))
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int

@@ -15,7 +15,7 @@ from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
 from jobpool.message.batches import NOT_OPEN
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.keyspace import ENQUEUE, ENQUEUE_ONE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
+from jobpool_backends.redis.keyspace import ENQUEUE, ENQUEUE_GIVEN, ENQUEUE_ONE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
 from jobpool_backends.redis.records import PRIORITIES, due_word, places_by, read_entry, tail_of
 
 MAX_MESSAGES_PER_CALL = 100_000  # one script adds them, and the server does nothing else meanwhile: 10 µs for each
@@ -49,7 +49,8 @@ class Enqueuer:
                 continue
             queues = list(dict.fromkeys([message.queue for message in group]))
             words = [*queues, *messages_words(group, queues)]
-            told = self._keys.run(ENQUEUE, queues, words, self._keys.one(queues[0], "last"))
+            script = ENQUEUE_GIVEN if all(message.given for message in group) else ENQUEUE
+            told = self._keys.run(script, queues, words, self._keys.one(queues[0], "last"))
             if isinstance(told, bytes):
                 raise InvalidJob(NOT_OPEN.format(told.decode()))
             if told:

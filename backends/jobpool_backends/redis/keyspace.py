@@ -177,8 +177,10 @@ _SWEEPING = "clock remember bell beside unique erase promote tail bodies claims"
 _BATCHES = "batches add finish"
 """The pieces of scripts that end members of batches."""
 
-ENQUEUE = _script("enqueue", "clock bell remember beside unique batches add", "last")
-ENQUEUE_ONE = _script("enqueueone", "clock bell", "last")
+# A minted id is forgotten when its message ends, so an enqueue or a post may be repeated only with given ids.
+ENQUEUE = _script("enqueue", "clock bell remember beside unique batches add", "last", repeatable=False)
+ENQUEUE_GIVEN = Script(ENQUEUE.source, ENQUEUE.names)
+ENQUEUE_ONE = _script("enqueueone", "clock bell", "last", repeatable=False)
 OUTBOX_PEEK = _script("outboxpeek", "", "outbox")
 OUTBOX_DROP = _script("outboxdrop", "", "outbox")
 FETCH = _script("fetch", "clock promote judge remember bodies parts", "memory")
@@ -199,7 +201,8 @@ READ = _script("read", _SWEEPING)
 CHANGE = _script("change", f"clock remember bell beside unique {_BATCHES} parts notes erase bury tail")
 EDIT = _script("edit", _SWEEPING, "memory", "queues")
 
-POST = _script("post", f"{_SWEEPING} batches add", "last")
+POST = _script("post", f"{_SWEEPING} batches add", "last", repeatable=False)
+POST_GIVEN = Script(POST.source, POST.names)
 CLAIM = _script("claim", f"{_SWEEPING} {_BATCHES} parts notes bury prolong choose")
 CLAIM_SHOW = _script("claimshow", _SWEEPING)
 CLAIM_RENEW = _script("claimrenew", f"{_SWEEPING} prolong")

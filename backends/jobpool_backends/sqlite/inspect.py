@@ -266,14 +266,14 @@ class Search(Struct):
     arguments: dict[str, object]
 
     def find(self, connection: sqlite3.Connection, columns: str, first: int, limit: int) -> list[tuple[Any, ...]]:
-        """Return the first `limit` messages after sequence number `first`; `columns` begin with seq."""
+        """Return the first `limit` messages after sequence number `first`; bodies of these alone are read."""
         arguments = self.arguments | {"first": first, "limit": limit}
-        rows: list[tuple[Any, ...]] = []
+        found: list[int] = []
         for source in self.ranges:
-            sql = f"SELECT {columns} FROM {source} {self.where} AND seq > :first ORDER BY seq LIMIT :limit"
-            rows += connection.execute(sql, arguments).fetchall()
-        rows.sort(key=lambda row: row[0])
-        return rows[:limit]
+            sql = f"SELECT seq FROM {source} {self.where} AND seq > :first ORDER BY seq LIMIT :limit"
+            found += [seq for (seq,) in connection.execute(sql, arguments)]
+        page = {"found": json.dumps(sorted(found)[:limit])}
+        return connection.execute(f"SELECT {columns} FROM messages {_THESE} ORDER BY seq", page).fetchall()
 
 
 def search_for(connection: sqlite3.Connection, wanted: MessageFilter, now: int) -> Search:

@@ -56,7 +56,7 @@ from jobpool.errors import ConfigurationError, LeaseLost, Unsupported
 from jobpool.message.batches import NO_BATCHES, BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.names import check_identifier, check_queue
+from jobpool.message.names import check_identifier, check_queue, storable
 from jobpool.message.results import JobStatus
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
@@ -431,7 +431,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead; None when it is gone or never was."""
-        return self._inspector.inspect(ident)
+        return self._inspector.inspect(storable(ident))
 
     def status(self, ident: str) -> JobStatus:
         """Return the state of one job; a few round trips, O(1). See `tracking.py`."""
@@ -478,11 +478,12 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def find_batch(self, ident: str) -> BatchStatus | None:
         """Return the counts of a batch; None: there is none, or none any more."""
-        return self._batches.get(ident) if self._batches else None
+        return self._batches.get(storable(ident)) if self._batches else None
 
     def kept(self, idents: Sequence[str]) -> dict[str, bytes]:
         """Return the kept results of those of these jobs that have one."""
-        return self._results.get(idents) if self._results and idents else {}
+        storables = [ident for ident in idents if ident == storable(ident)]  # no broker has the others
+        return self._results.get(storables) if self._results and storables else {}
 
     def wait_ended(self, idents: Sequence[str], timeout: float) -> None:
         """Wait until one of these jobs may have ended, half a second at most. A hint, as of `wait_any`."""

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, force_setattr
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import LONGEST_WAIT_S, ConfigurationError
 from jobpool.message.death import Death
 from jobpool.message.names import storable
 from jobpool.message.printable import hides
@@ -220,7 +220,8 @@ class MessageFilter(Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in ("older_than", "newer_than"):
             if getattr(self, name) is not None:
-                check_number(getattr(self, name), name)
+                age = check_number(getattr(self, name), name)
+                force_setattr(self, name, max(-LONGEST_WAIT_S, min(age, LONGEST_WAIT_S)))
         for name in ("queue", "handler", "reason", "text"):
             if getattr(self, name) is not None:
                 force_setattr(self, name, storable(getattr(self, name)))
@@ -341,6 +342,6 @@ def settle_delay(delay: float | None) -> float:
 
 def read_cursor(after: str | None) -> int:
     """Return the number in a cursor, 0 for None; `ValueError` for a foreign cursor."""
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 20):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 20 and int(after) < 2**63):
         raise ValueError(f"cursor {after!r} is none: pass the `cursor` of the last message of the page before")
     return int(after or 0)

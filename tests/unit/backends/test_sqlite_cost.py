@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.claims import claim, ids, post
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, State
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Nack, Release
@@ -197,3 +199,15 @@ def test_a_write_looks_at_each_of_the_files_once(backend: SqliteBackend, monkeyp
         patch.setattr(os, "stat", lambda path, **options: looked.append(path) or look(path, **options))
         backend.enqueue(a_job())
     assert len(looked) == len(set(looked)) == 3  # the database, its log and what its users share
+
+
+def test_a_page_over_all_queues_reads_only_the_bodies_that_it_shows(backend: SqliteBackend) -> None:
+    for number in range(20):
+        backend.enqueue_many([a_job("x" * 100_000, queue=f"queue-{number}") for _ in range(5)])
+    tracemalloc.start()
+    try:
+        assert len(backend.list_messages(MessageFilter(states=(State.WAITING,)), limit=5)) == 5
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2_000_000
