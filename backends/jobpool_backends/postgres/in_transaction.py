@@ -113,11 +113,11 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
     except psycopg.errors.SerializationFailure as error:
         error.add_note(_SNAPSHOT)
         raise
-    if answer in _ANSWERS:
+    if answer not in ("o", "a"):
         if home != ticket["home"]:
             raise _elsewhere(connection)
         raise LeaseLost(
-            f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"
+            f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS.get(answer, answer)}"
         )
     if messages and answer == "o":  # else this is the second time within the transaction
         enqueue(connection, schema, home, messages, brought=True)
@@ -159,7 +159,9 @@ def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) 
         with psycopg.Cursor(own, row_factory=tuple_row) as cursor:
             filled = sql.replace("{eager}", ", eager => true").replace("{schema}", f'"{schema}"')
             cursor.execute(filled, parameters, prepare=False)
-            return cursor.fetchall()
+            rows = cursor.fetchall() if cursor.description else []
+            # The caller's client encoding may be SQL_ASCII: texts are then bytes, of UTF-8 as in the database.
+            return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in rows]
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
         lack = f"has no current schema {schema!r} of jobpool's"
         mend = "connect to the queue's database, or run `jobpool init` on it"
