@@ -55,8 +55,8 @@ _REFUSED = {
     "42501": 'does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA "{schema}", and SELECT,'
     " INSERT, UPDATE, DELETE ON ALL TABLES and EXECUTE ON ALL FUNCTIONS in it",
     "3F000": "has no schema {schema!r} any more: run `jobpool init`",
-    "42P01": "has lost a table of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
-    "42883": "has lost a function of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
+    "42P01": "has lost a table of schema {schema!r}: restore it",
+    "42883": "has lost a function of schema {schema!r}: restore it",
 }
 # Patterns of errors of libpq and pgbouncer while connecting: when trying again may help, and when it does not.
 _UNREACHED = {

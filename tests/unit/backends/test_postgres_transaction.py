@@ -253,7 +253,7 @@ def test_a_client_encoding_that_makes_bytes_of_texts_changes_nothing(rig: Rig, b
     ack(connection, backend.ticket(lease), [backend.pack(a_job("follow-up"))])
     connection.commit()
     [follow_up] = backend.fetch_many(QUEUE, limit=2)
-    assert backend.ack(follow_up) is Settled.OK
+    assert backend.nack(follow_up, error="no") is Settled.OK
     with pytest.raises(LeaseLost, match="not in flight"):
         ack(connection, backend.ticket(follow_up))
 
