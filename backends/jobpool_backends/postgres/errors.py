@@ -84,7 +84,8 @@ _UNWELCOME = {
     "permission denied for database": "does not let this user into the database: GRANT CONNECT, or name another user",
     "not currently accepting connections": "does not accept connections to this database: name another in the URL",
     "SSL|certificate": "and this program do not agree on encryption: check sslmode and the certificates in the URL",
-    "unsupported startup parameter|configuration parameter|invalid .*value|could not match": "cannot be asked that:"
+    "unsupported startup parameter|configuration parameter|invalid .*value|could not match|definition of service"
+    "|auth(entication)? method requirement": "cannot be asked that:"
     " check the parameters in the URL (a pooler takes few of them)",
 }
 

@@ -120,9 +120,8 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
     if answer not in ("o", "a"):
         if home != ticket["home"]:
             raise _elsewhere(connection)
-        raise LeaseLost(
-            f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS.get(answer, answer)}"
-        )
+        why = _ANSWERS.get(answer, answer)
+        raise LeaseLost(f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {why}")
     if messages and answer == "o":  # else this is the second time within the transaction
         enqueue(connection, schema, home, messages, brought=True)
     # A lost connection's status is unknown: its transaction is over, too.

@@ -258,11 +258,13 @@ def test_a_client_encoding_that_makes_bytes_of_texts_changes_nothing(rig: Rig, b
         ack(connection, backend.ticket(follow_up))
 
 
-def test_an_answer_that_is_not_known_is_not_taken_for_a_success(rig: Rig, backend: PostgresBackend) -> None:
-    lease = new_lease(backend)
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(LeaseLost, match="has ended: z"):
-        patched.setattr(in_transaction, "_ask", lambda *_: [(backend.ticket(lease)["home"], "z")])
-        ack(rig.connect(), backend.ticket(lease))
+def test_an_answer_that_is_not_known_is_not_taken_for_a_success(
+    rig: Rig, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = backend.ticket(new_lease(backend))
+    monkeypatch.setattr(in_transaction, "_ask", lambda *_: [(ticket["home"], "z")])
+    with pytest.raises(LeaseLost, match="has ended: z"):
+        ack(rig.connect(), ticket)
 
 
 def test_an_open_transaction_is_passed_by(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
