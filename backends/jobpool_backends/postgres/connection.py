@@ -56,7 +56,7 @@ _MENDED = (
 )
 
 OLDEST_SERVER = 130000  # Postgres 13, as libpq writes it
-_ENCODINGS = ("UTF8", "SQL_ASCII", None)  # SQL_ASCII keeps any bytes; a pooler may not tell
+_ENCODINGS = ("UTF8", None)  # a pooler may not tell
 PREPARE_AFTER = 2  # executions of a statement: one that is asked once is not worth it
 
 _EVENTS = {Wait.R: POLLIN, Wait.W: POLLOUT, Wait.RW: POLLIN | POLLOUT}
@@ -124,10 +124,9 @@ def read_address(url: str, options: dict[str, object] | None = None) -> Address:
         "keepalives_idle": "10",
         "keepalives_interval": "3",
         "keepalives_count": "3",
-        "client_encoding": "UTF8",
         "fallback_application_name": "jobpool",
     }
-    return Address(usual | parsed | named, caps=take_caps(values), **values)
+    return Address(usual | parsed | named | {"client_encoding": "UTF8"}, caps=take_caps(values), **values)
 
 
 def _parse(place: str) -> dict[str, str]:

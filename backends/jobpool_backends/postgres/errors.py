@@ -60,8 +60,8 @@ _REFUSED = {
     "42501": 'does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA "{schema}", and SELECT,'
     " INSERT, UPDATE, DELETE ON ALL TABLES and EXECUTE ON ALL FUNCTIONS in it",
     "3F000": "has no schema {schema!r} any more: run `jobpool init`",
-    "42P01": "has lost a table of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
-    "42883": "has lost a function of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
+    "42P01": "has lost a table of schema {schema!r}: restore it",
+    "42883": "has lost a function of schema {schema!r}: restore it",
 }
 # Patterns of errors of libpq and pgbouncer while connecting: when trying again may help, and when it does not.
 _UNREACHED = {
@@ -89,7 +89,8 @@ _UNWELCOME = {
     "permission denied for database": "does not let this user into the database: GRANT CONNECT, or name another user",
     "not currently accepting connections": "does not accept connections to this database: name another in the URL",
     "SSL|certificate": "and this program do not agree on encryption: check sslmode and the certificates in the URL",
-    "unsupported startup parameter|configuration parameter|invalid .*value|could not match": "cannot be asked that:"
+    "unsupported startup parameter|configuration parameter|invalid .*value|could not match|definition of service"
+    "|auth(entication)? method requirement": "cannot be asked that:"
     " check the parameters in the URL (a pooler takes few of them)",
 }
 

@@ -44,6 +44,7 @@ _ACK_GUARDED = f"""
 SELECT {HOME}, {{schema}}.settle(%(call)b::text, '{{}}', '{{}}', '{{}}', ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint],
     ARRAY[%(holder)b::bigint], 'a', ARRAY[-1], keys => ARRAY[%(key)b::text], keeps => ARRAY[%(keep)b::bigint])
 """
+_DEFER = "SET CONSTRAINTS {schema}.end_batch DEFERRED"
 _AT_HOME = f"WHERE {HOME} = %(home)s"
 _ELSEWHERE = f"UNION ALL SELECT NULL, NULL WHERE {HOME} IS DISTINCT FROM %(home)s"
 _SNAPSHOT = (
@@ -108,17 +109,19 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
     """
     schema = str(ticket["schema"])
     lease = {"call": f"ack:{ticket['owner']}", "key": None, **ticket}
+    if any(message.batch is not None for message in messages):
+        # The caller may have made all constraints immediate: the batch would end before these have joined.
+        _ask(connection, schema, _DEFER, {})
     try:
         [(home, answer)] = _ask(connection, schema, _ACK_GUARDED if "keep" in ticket else _ACK, lease)
     except psycopg.errors.SerializationFailure as error:
         error.add_note(_SNAPSHOT)
         raise
-    if answer in _ANSWERS:
+    if answer not in ("o", "a"):
         if home != ticket["home"]:
             raise _elsewhere(connection)
-        raise LeaseLost(
-            f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"
-        )
+        why = _ANSWERS.get(answer, answer)
+        raise LeaseLost(f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {why}")
     if messages and answer == "o":  # else this is the second time within the transaction
         enqueue(connection, schema, home, messages, brought=True)
     # A lost connection's status is unknown: its transaction is over, too.
@@ -159,8 +162,14 @@ def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) 
         with psycopg.Cursor(own, row_factory=tuple_row) as cursor:
             filled = sql.replace("{eager}", ", eager => true").replace("{schema}", f'"{schema}"')
             cursor.execute(filled, parameters, prepare=False)
-            return cursor.fetchall()
-    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
+            rows = [] if sql is _DEFER else cursor.fetchall()
+            # The caller's client encoding may be SQL_ASCII: texts are then bytes, of UTF-8 as in the database.
+            return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in rows]
+    except (
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.UndefinedFunction,
+        psycopg.errors.UndefinedObject,
+    ) as error:
         lack = f"has no current schema {schema!r} of jobpool's"
         mend = "connect to the queue's database, or run `jobpool init` on it"
         raise ConfigurationError(_leads(connection, f"{lack}: {mend}")) from error

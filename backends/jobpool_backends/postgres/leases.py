@@ -163,7 +163,8 @@ class Leases:
         window = micros(min(policy.window, LONGEST))
         back_off = [float(min(delay, LONGEST)) for delay in (policy.back_off, policy.back_off_cap)]
         visible = None if visibility_timeout is None else more_than(visibility_timeout)
-        rows = self._database.call("reap", queue, policy.max_crashes, window, *back_off, visible, REAP_LIMIT)
+        crashes = min(policy.max_crashes, 2**31 - 1)
+        rows = self._database.call("reap", queue, crashes, window, *back_off, visible, REAP_LIMIT)
         if self._caps:
             self._evict({queue})
         return [Reaped(ident, queue, crashes, cause, dead) for ident, crashes, cause, dead in rows]

@@ -137,6 +137,8 @@ class Waiter:
 
     def close(self) -> None:
         """Wake all sleepers; the listening thread closes its connection within half a second."""
+        if self._database.is_inherited:
+            return  # the connection is the parent's
         with self._turn:
             if self._connection is not None and not self._attended:
                 self._connection.close()

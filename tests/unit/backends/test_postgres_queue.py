@@ -662,3 +662,18 @@ def test_an_eviction_that_fails_does_not_hide_the_answer(rig: Rig, monkeypatch: 
     assert backend.stats(QUEUE).dead == 2
     backend.reap(QUEUE)
     assert backend.stats(QUEUE).dead == 1
+
+
+def test_a_count_over_many_queues_takes_few_statements(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job(queue=f"q{place}") for _ in range(10) for place in range(10)])
+    rig.rewrite("look_through", "20000", "20")
+    asked = []
+    run = backend._database.run
+    monkeypatch.setattr(backend._database, "run", lambda *what, **how: asked.append(1) or run(*what, **how))
+    assert backend.count(MessageFilter(), cap=1000) == 100
+    assert len(asked) <= 2
+
+
+def test_as_many_crashes_are_allowed_as_anybody_writes(rig: Rig) -> None:
+    assert rig.open().reap(QUEUE, ReapPolicy(max_crashes=2**40)) == []

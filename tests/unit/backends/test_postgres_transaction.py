@@ -20,9 +20,9 @@ from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.broker.values import LOOK_INTERVAL_S
-from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
 from jobpool.message.settlement import Ack, Nack, Settled
-from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres import PostgresBackend, in_transaction
 from jobpool_backends.postgres.in_transaction import ack
 
 Connection = psycopg.Connection[Any]
@@ -242,6 +242,29 @@ def test_what_is_no_connection_is_refused_with_the_mend(
 
 
 # --- ack -----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_encoding_that_makes_bytes_of_texts_changes_nothing(rig: Rig, backend: PostgresBackend) -> None:
+    connection = rig.connect(client_encoding="SQL_ASCII")
+    [first] = backend.enqueue_in(connection, [a_job(unique=True, idempotency_key="→")])
+    assert backend.enqueue_in(connection, [a_job(unique=True, idempotency_key="→")]) == [first]
+    connection.commit()
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    ack(connection, backend.ticket(lease), [backend.pack(a_job("follow-up"))])
+    connection.commit()
+    [follow_up] = backend.fetch_many(QUEUE, limit=2)
+    assert backend.nack(follow_up, error="no") is Settled.OK
+    with pytest.raises(LeaseLost, match="not in flight"):
+        ack(connection, backend.ticket(follow_up))
+
+
+def test_an_answer_that_is_not_known_is_not_taken_for_a_success(
+    rig: Rig, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = backend.ticket(new_lease(backend))
+    monkeypatch.setattr(in_transaction, "_ask", lambda *_: [(ticket["home"], "z")])
+    with pytest.raises(LeaseLost, match="has ended: z"):
+        ack(rig.connect(), ticket)
 
 
 def test_an_open_transaction_is_passed_by(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -350,3 +351,17 @@ def test_waiting_needs_no_thread_of_its_own(rig: Rig) -> None:
     before = threading.active_count()
     assert backend.wait_any([QUEUE], 0.05) is None
     assert threading.active_count() == before
+
+
+def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig) -> None:
+    backend = rig.open()
+    backend.wait_any([QUEUE], 0.5)
+    ear = listeners(rig)
+    if not (child := os.fork()):
+        try:
+            backend.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.2)
+    assert listeners(rig) == ear != []

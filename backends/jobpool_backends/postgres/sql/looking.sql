@@ -60,7 +60,8 @@ END $$;
 -- moment. The last row has only a number: continue after it; NULL: that was all.
 --
 -- A range is one state of one queue. Up to `share` messages are looked at in each, from `behind` on, and fewer where
--- there are many ranges. Beyond the end of the shortest of those that go on, the order is not known yet.
+-- there are many ranges. But 16 at least: each statement begins all ranges anew. Beyond the end of the shortest of
+-- those that go on, the order is not known yet.
 --
 -- names: of queues, NULL = all. kinds: states as they are stored; 2 brings first leases too. due: also delayed ones
 -- that have fallen due. later: none of those. older, newer: microseconds. bodies: with the bodies.
@@ -72,7 +73,7 @@ DECLARE
     now bigint := {schema}.moment();
 BEGIN
     names := coalesce(names, {schema}.queue_names());
-    share := greatest(1, least(share, {window} / greatest(1, cardinality(names) * cardinality(kinds))));
+    share := least(share, greatest(16, {window} / greatest(1, cardinality(names) * cardinality(kinds))));
     RETURN QUERY
     WITH examined AS MATERIALIZED (
         SELECT x.* FROM unnest(names) AS n (queue), unnest(kinds) AS k (state), LATERAL (
