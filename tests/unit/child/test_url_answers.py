@@ -186,6 +186,8 @@ def test_the_text_of_a_body(server: WebServer) -> None:
     for kind, body, text in [
         ("text/plain; charset=latin-1", b"\xfc", "ü"),
         ("text/plain; charset=utf-16", "ü".encode("utf-16"), "ü"),
+        ("text/plain; charset=utf-16le", "ü".encode("utf-16le"), "ü"),
+        ("text/plain; charset=utf16le", b"abc", "abc"),  # Python knows no codec of this name
         ("text/plain", b"\xff", "�"),
         ("text/plain;charset = 'Shift_JIS'", b"\x82\xa0", "あ"),
         ("text/plain; charset=rot13", b"abc", "abc"),
@@ -205,10 +207,9 @@ def test_the_text_of_a_body(server: WebServer) -> None:
 
 
 def test_every_encoding_that_a_body_may_have_is_known_and_takes_any_bytes() -> None:
-    names = [
-        "utf8",
-        "UTF-16LE",
-        "utf-32-be",
+    names = [f"utf{dash}{size}" for dash in ("", "-") for size in ("8", "16", "32")]
+    names += [f"utf-{size}{dash}{end}" for dash in ("", "-") for size in (16, 32) for end in ("be", "LE")]
+    names += [
         "us-ascii",
         "latin1",
         "koi8-u",
