@@ -425,6 +425,8 @@ def load(
         _check_key(key, repr(key))
         if value is not None:
             given[key] = (SETTINGS[key].flag, value)
+    if "signing_key_file" in given:  # its keys apply, so that `signing_key` is not read
+        given.pop("signing_key", None)
     values: dict[str, Any] = {}
     wrong: list[str] = []
     for key, (source, value) in given.items():
