@@ -64,6 +64,20 @@ def test_a_failure_is_told_ahead_of_the_other_jobs(backend: QueueBackend) -> Non
     assert worker.process_once(QUEUE).status is Status.EMPTY
 
 
+def test_what_leaves_no_room_for_the_record_is_left_out(backend: QueueBackend) -> None:
+    told: list[DeadJob] = []
+    deep: dict[str, object] = {}
+    for _ in range(61):
+        deep = {"in": deep}
+    ident = backend.enqueue(a_job(handler="report", meta={"traceparent": deep}))
+    worker = QueueWorker(backend, failing(told))
+    assert worker.process_once(QUEUE).status is Status.DEAD_LETTERED
+    assert worker.process_once(QUEUE).status is Status.ACKED
+    [dead] = told
+    assert (dead.id, dead.reason, dead.meta, dead.payload_left_out) == (ident, "failed", {}, True)
+    assert "ValueError: no paper" in (dead.error or "")
+
+
 def test_a_death_that_its_reaper_told_nobody_of_is_told_by_the_next_pool(backend: QueueBackend) -> None:
     ident = crashed_to_death(backend)
     pool = next_pool(backend)

@@ -235,6 +235,10 @@ class Explained(NamedTuple):
 
 
 _GRANT = mend("does not allow this user what jobpool needs: grant it the commands and the keys")
+_GIVE_THE_PASSWORD = mend(
+    "wants a password, and got none: write user and password before the host in the URL, or use the option password"
+    " (a sentinel's is sentinel_password)"
+)
 _TAKE_OUT_THE_PASSWORD = mend("has no password set, yet one was given: leave it out, or set one there")
 _TOO_OLD = mend("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
 _MOVING = wait("is moving these keys to another node: it answers when that is done", sound=True)
@@ -260,10 +264,7 @@ _BY_WORD = {
     "NOREPLICAS": take_no_writes(
         "refuses writes because too few of its replicas are connected (min-replicas-to-write): bring them back"
     )._replace(sound=False),  # they may follow a new master: sentinels name it 10 s before they demote this one
-    "NOAUTH": mend(
-        "wants a password, and got none: write user and password before the host in the URL, or use the option password"
-        " (a sentinel's is sentinel_password)"
-    ),
+    "NOAUTH": _GIVE_THE_PASSWORD,
     "WRONGPASS": mend("refuses this password or user name: mend them in the URL or in the options"),
     "NOPERM": _GRANT,
     "DENIED": mend(
@@ -285,6 +286,7 @@ _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
     "unknown command": _TOO_OLD,
     "Unknown Redis command called from": _TOO_OLD,
     "Unknown command called from": _TOO_OLD,
+    "unauthenticated": _GIVE_THE_PASSWORD,  # the answer to a long command, which is not read so far as to its name
     "without any password configured": _TAKE_OUT_THE_PASSWORD,
     "no password is set": _TAKE_OUT_THE_PASSWORD,
     "attempted to access a non local key": _MOVING,

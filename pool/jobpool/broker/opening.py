@@ -276,7 +276,10 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
     from_environment = os.environ.get("JOBPOOL_SIGNING_KEY_FILE")
     named = from_environment or config.values.get("signing_key_file")
     if named is None:
-        return EnvelopeSigner.from_settings(None, config.values.get("signing_key"), os.environ)
+        given = {f"{config.path}: signing_key": config.values.get("signing_key")}
+        given |= {variable: os.environ.get(variable) for variable in ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")}
+        source, value = next(((source, value) for source, value in given.items() if value is not None), ("", None))
+        return EnvelopeSigner(None if value is None else _parse_keys(source, value))
     if not isinstance(named, str):
         raise ConfigurationError(f"{config.path}: signing_key_file must be a path in quotes, not {named!r}")
     path = Path(named) if from_environment else config.directory / named
@@ -284,7 +287,16 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
     exposed = judge_key_file(path)
     if exposed is not None:
         logger.warning("%s", exposed)
-    return EnvelopeSigner.from_settings(None, found, os.environ)
+    return EnvelopeSigner(found)
+
+
+def _parse_keys(source: str, value: object) -> tuple[str, ...]:
+    from jobpool.message.setting_types import parse_keys  # programs that do not sign need not wait for it
+
+    try:
+        return parse_keys(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{source}: {error}") from None
 
 
 def judge_key_file(path: Path) -> Finding | None:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
-from jobpool.errors import BackendUnavailable, JobFailed, Unsupported, check_seconds
+from jobpool.errors import BackendUnavailable, JobFailed, JobpoolError, Unsupported, check_seconds
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
@@ -225,10 +225,14 @@ class QueueWorker:
         return result
 
     def _with_hook_job(self, lease: JobLease, settlement: Abandon) -> Abandon:
-        """Add the job that tells the `on_death` hooks, if the registry has some."""
+        """Add the job that tells the `on_death` hooks, if the registry has some; a refused one delays no death."""
         if not has_death_hooks(self._registry, self._queue_handlers, lease.queue):
             return settlement
-        job = hook_job_of_abandoned(lease, settlement, self._backend.pack)
+        try:
+            job = hook_job_of_abandoned(lease, settlement, self._backend.pack)
+        except JobpoolError as error:
+            logger.warning("no on_death hook is told of job %s: %s", lease.id, error)
+            return settlement
         return settlement if job is None else replace(settlement, follow_ups=(job,))
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:

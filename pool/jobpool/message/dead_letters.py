@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobpool.errors import InvalidJob, JobpoolError
@@ -33,6 +33,7 @@ NEVER_COPIED = frozenset({"rejected", CANCELLED})
 """Reasons that forward nothing and run no hooks: such a body is not verified; a person knows of the cancel."""
 ON_DEATH = "jobpool.on_death"  # the handler of jobs that bring a `DeadJob` to an app's hooks
 MAX_ERROR_BYTES = 64 * 1024  # of the error in a `DeadJob`
+MIN_ERROR_BYTES = 1024  # of one that is left with the bare facts
 
 logger = logging.getLogger("jobpool.deadletters")
 
@@ -142,7 +143,8 @@ class DeadJob:
         attempts: Failed attempts, the last one included.
         crashes: Deliveries that ended with no verdict.
         payload: As it was enqueued; None if it was left out.
-        payload_left_out: The record would be too large for a job with it; `jobpool inspect ID` shows it.
+        payload_left_out: The record would be too large for a job with it; `jobpool inspect ID` shows it. Where that is
+            not enough, `stack`, `output`, `meta` and most of `error` are left out too.
         meta: The producer's own values, `traceparent` for one.
     """
 
@@ -184,12 +186,15 @@ def hook_job(
     """Return the job that brings a death to the hooks, in its queue, ahead of others, under an id of this death.
 
     None = none does: it is a death of `ON_DEATH` itself, or nothing was verified. `check` raises a `JobpoolError` for a
-    job that is too large: then it goes without the payload. `cause`: as `Message.cause`.
+    job that is too large or too deep: then it goes without the payload, or with the bare facts. `cause`: as
+    `Message.cause`.
+
+    Raises that error: the bare facts are refused too.
     """
     if envelope.job == ON_DEATH or reason in NEVER_COPIED:
         return None
-    death, meta = Death.from_text(cause) if cause else Death(""), envelope.user_meta
-    dead = DeadJob(
+    death = Death.from_text(cause) if cause else Death("")
+    whole = DeadJob(
         envelope.identifier,
         envelope.job,
         envelope.name or envelope.job,
@@ -202,17 +207,21 @@ def hook_job(
         attempts,
         crashes,
         envelope.payload,
-        meta=meta,
+        meta=envelope.user_meta,
     )
-    trace = {TRACEPARENT: meta[TRACEPARENT]} if TRACEPARENT in meta else {}
-    ident = copy_id(ON_DEATH, dead.id, deliveries)
-    make = partial(JobDefinition, ON_DEATH, priority=0, queue=queue, identifier=ident, meta=trace)
-    try:
-        job = make(payload=dead)
+    ident = copy_id(ON_DEATH, whole.id, deliveries)
+
+    def made(dead: DeadJob) -> JobDefinition:
+        trace = {TRACEPARENT: dead.meta[TRACEPARENT]} if TRACEPARENT in dead.meta else {}
+        job = JobDefinition(ON_DEATH, dead, priority=0, queue=queue, identifier=ident, meta=trace)
         check(job)
-    except JobpoolError:
-        job = make(payload=replace(dead, payload=None, payload_left_out=True))
-    return job
+        return job
+
+    smaller = replace(whole, payload=None, payload_left_out=True)
+    for dead in (whole, smaller):
+        with suppress(JobpoolError):
+            return made(dead)
+    return made(replace(smaller, error=error and cap_text(error, MIN_ERROR_BYTES), stack="", output="", meta={}))
 
 
 def hook_job_of_abandoned(

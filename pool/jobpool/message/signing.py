@@ -21,7 +21,6 @@ class Envelope(Protocol):
 
 Key = str | bytes
 Wire = bytes | Mapping[str, Any] | Envelope  # canonical bytes, or the wire object: a dict (absent = null), or decoded
-ENVIRONMENT = ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")
 SIGNATURE_LENGTH = 64
 _BLOCK = 64
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
@@ -74,25 +73,6 @@ class EnvelopeSigner:
         if several is not None and not several:
             raise ConfigurationError("the list of signing keys is empty: give a key, or leave the setting out")
         self._keyed = tuple(_Keyed(key) for key in several or ())
-
-    @classmethod
-    def from_settings(
-        cls, argument: Key | Sequence[Key] | None, setting: Key | Sequence[Key] | None, environ: Mapping[str, str]
-    ) -> EnvelopeSigner:
-        """Return the signer that the first of these asks for: argument, setting, JOBPOOL_SIGNING_KEY, JOBS_SIGNING_KEY.
-
-        A variable holds one key, or a JSON list of keys: ``["new", "old"]``. White space around one key is left out.
-
-        Raises `ConfigurationError`: the first that is set is empty, or no usable list. Unset it to turn signing off.
-        """
-        if argument is not None:
-            return cls(argument)
-        if setting is not None:
-            return cls(setting.strip() if isinstance(setting, str) else setting)
-        for variable in ENVIRONMENT:
-            if variable in environ:
-                return cls(_from_variable(variable, environ[variable]))
-        return cls()
 
     @property
     def active(self) -> bool:
@@ -159,15 +139,3 @@ def _signed_of(wire: Wire) -> bytes:
         return canonical_of(wire if isinstance(wire, Mapping) else wire.to_wire())
     except TypeError as error:
         raise InvalidJob(f"the wire object is not JSON: {error}") from error
-
-
-def _from_variable(variable: str, value: str) -> str | list[str]:
-    value = value.strip()
-    if not value:
-        raise ConfigurationError(f"{variable} is empty: give a key, or unset it to turn signing off")
-    if not value.startswith("["):
-        return value
-    try:
-        return list(orjson.loads(value))
-    except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"{variable} starts with '[' and is not a JSON list of keys: {error}") from None

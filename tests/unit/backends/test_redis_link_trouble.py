@@ -81,6 +81,8 @@ def test_a_wrong_or_missing_password(start: Start) -> None:
             lambda: link.call("PING"),
             lambda: link.run(WRITE, ["k"], ["x"]),
             lambda: link.wait_pop(["k"], 1),
+            lambda: link.run(WRITE, ["k"], ["x"] * 20),  # many words, and below a long one: "Protocol error: …"
+            lambda: link.run(WRITE, ["k"], ["x" * 20_000]),
         ):
             text = told(ConfigurationError, call)
             assert f"Redis at 127.0.0.1:{server.port} wants a password, and got none: write user" in text

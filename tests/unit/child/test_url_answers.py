@@ -63,7 +63,7 @@ STATUSES: dict[type[Exception], tuple[str, ...]] = {
     Refused: (
         *("300 Multiple Choices", "301 Moved", "302 Found", "304 Not Modified", "307 Temporary Redirect"),
         *("308 Permanent Redirect", "400 Bad Request", "401 Unauthorized", "404 Not Found"),
-        *("407 Proxy Authentication Required", "410 Gone", "422 Unprocessable", "101 Switching Protocols", "199 What"),
+        *("407 Proxy Authentication Required", "410 Gone", "422 Unprocessable", "101 Switching Protocols"),
     ),
     Failure: (
         *("408 Request Timeout", "425 Too Early", "429 Too Many Requests", "500 Internal Server Error"),
@@ -80,6 +80,16 @@ def test_what_a_status_means(server: WebServer) -> None:
             assert type(caught.value) is kind, status
             assert f"GET 127.0.0.1:{server.port} answered {status[:3]}" in str(caught.value)
             assert str(caught.value).endswith(": no pe") or not status.startswith(("4", "5")), status
+
+
+def test_interim_answers_are_passed_over(server: WebServer) -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nContent-Length: 9\r\n\r\n"
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" + early * 2
+    result = get(server, interim + answer(b"ok", etag="x"))
+    assert (result["status"], result["headers"], result["body"]) == (200, {"etag": "x"}, "ok")
+    for reply in (early, endless(early, b"")):
+        with pytest.raises((Failure, Refused)):
+            get(server, reply)
 
 
 def test_a_redirect_inward_is_not_followed(server: WebServer) -> None:
@@ -186,6 +196,8 @@ def test_the_text_of_a_body(server: WebServer) -> None:
     for kind, body, text in [
         ("text/plain; charset=latin-1", b"\xfc", "ü"),
         ("text/plain; charset=utf-16", "ü".encode("utf-16"), "ü"),
+        ("text/plain; charset=utf-16le", "ü".encode("utf-16le"), "ü"),
+        ("text/plain; charset=utf16le", b"abc", "abc"),  # Python knows no codec of this name
         ("text/plain", b"\xff", "�"),
         ("text/plain;charset = 'Shift_JIS'", b"\x82\xa0", "あ"),
         ("text/plain; charset=rot13", b"abc", "abc"),
@@ -205,10 +217,9 @@ def test_the_text_of_a_body(server: WebServer) -> None:
 
 
 def test_every_encoding_that_a_body_may_have_is_known_and_takes_any_bytes() -> None:
-    names = [
-        "utf8",
-        "UTF-16LE",
-        "utf-32-be",
+    names = [f"utf{dash}{size}" for dash in ("", "-") for size in ("8", "16", "32")]
+    names += [f"utf-{size}{dash}{end}" for dash in ("", "-") for size in (16, 32) for end in ("be", "LE")]
+    names += [
         "us-ascii",
         "latin1",
         "koi8-u",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -397,6 +398,48 @@ def test_the_first_key_that_is_set_decides(tmp_path: Path, monkeypatch: pytest.M
     assert signature(default_signer()) == by("second")
     assert signature(default_signer("first")) == by("first")
     assert signature(default_signer(["first", "old"])) == by("first")
+
+
+def test_keys_are_written_alike_for_producers_and_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for written, keys in [
+        ("a,b c", ["a,b c"]),
+        (" key\n", ["key"]),
+        ('["new", "old"]', ["new", "old"]),
+        ('["key\\n"]', ["key\n"]),  # of a list, as it is
+    ]:
+        (tmp_path / "jobpool.toml").write_text(f"signing_key = {json.dumps(written)}\n")
+        for variable in (None, "JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY"):
+            with row(written, variable), monkeypatch.context() as patch:
+                if variable:
+                    (tmp_path / "jobpool.toml").unlink(missing_ok=True)
+                    patch.setenv(variable, written)
+                assert load().signing_keys() == tuple(keys)
+                assert signature(default_signer()) == by(keys[0])
+                assert all(default_signer().verify(b"body", by(key)) for key in keys)
+
+
+def test_keys_that_cannot_be_used_never_fall_through_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBS_SIGNING_KEY", "fallback")
+    for written in ("", " \n", "[]", '["a", ""]', '["a"', "[1]", "[key]"):
+        (tmp_path / "jobpool.toml").write_text(f"signing_key = {json.dumps(written)}\n")
+        for variable in (None, "JOBPOOL_SIGNING_KEY"):
+            with row(written, variable), monkeypatch.context() as patch:
+                if variable:
+                    (tmp_path / "jobpool.toml").unlink(missing_ok=True)
+                    patch.setenv(variable, written)
+                for read in (load, default_signer):
+                    with pytest.raises(ConfigurationError, match=r"empty|text in quotes|not a JSON list"):
+                        read()
+
+
+def test_a_file_of_keys_goes_before_an_empty_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("mine\n")
+    (tmp_path / "jobpool.toml").write_text('signing_key_file = "keys"\n')
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "")
+    assert signature(default_signer()) == by("mine")
+    assert load().signing_keys() == ("mine",)
 
 
 def test_keys_from_a_file_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

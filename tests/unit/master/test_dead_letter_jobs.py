@@ -242,6 +242,19 @@ def test_a_record_that_would_be_too_large_goes_without_the_payload() -> None:
     assert (told.payload["payload"], told.payload["payload_left_out"]) == (None, True)
 
 
+@pytest.mark.parametrize("bound", [60_000, 2_000, 0])
+def test_a_record_with_a_large_meta_and_error_goes_with_the_bare_facts(bound: int) -> None:
+    def check(definition: JobDefinition) -> None:
+        if len(json.dumps(definition.to_dict())) > bound:
+            raise InvalidJob("too large")
+
+    stage = hooked()
+    stage.planner.check = check
+    stage.answer(stage.run(meta={"note": "x" * 100_000}), ResultKind.FAILED, error="b" * 70_000)
+    told = stage.verdict(Abandon).follow_ups
+    assert [(job.payload["meta"], len(job.payload["error"]) < 1100) for job in told] == ([({}, True)] if bound else [])
+
+
 def test_an_outage_while_hooks_are_told_leaves_the_rest_for_the_next_call(broker: QueueBackend) -> None:
     for _ in range(3):
         crash_to_death(broker)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from typing import Any
 
 import orjson
 import pytest
@@ -97,45 +96,3 @@ def test_a_key_of_another_type_is_a_configuration_error() -> None:
 
 def test_no_key_is_shown() -> None:
     assert "topsecret" not in repr(EnvelopeSigner("topsecret"))
-
-
-BOTH = {"JOBPOOL_SIGNING_KEY": "third", "JOBS_SIGNING_KEY": "fourth"}
-
-
-def test_the_first_that_is_set() -> None:
-    for argument, setting, environ, key in [
-        ("first", "second", BOTH, "first"),
-        (None, "second", BOTH, "second"),
-        (None, None, BOTH, "third"),
-        (None, None, {"JOBS_SIGNING_KEY": "fourth"}, "fourth"),
-        (["first", "old"], "second", {}, "first"),
-        (None, None, {"JOBPOOL_SIGNING_KEY": '["new", "old"]'}, "new"),
-        (None, None, {"JOBPOOL_SIGNING_KEY": "a,b c"}, "a,b c"),  # one key
-        (None, None, {"JOBPOOL_SIGNING_KEY": " key\n"}, "key"),
-        (None, " key\n", {}, "key"),
-        (None, None, {"JOBPOOL_SIGNING_KEY": '["key\\n"]'}, "key\n"),  # of a list, as it is
-    ]:
-        signer = EnvelopeSigner.from_settings(argument, setting, environ)
-        assert signer.sign(b"x") == EnvelopeSigner(key).sign(b"x"), (argument, setting, environ)
-    rotating = EnvelopeSigner.from_settings(None, None, {"JOBPOOL_SIGNING_KEY": '["new", "old"]'})
-    assert rotating.verify(b"x", EnvelopeSigner("old").sign(b"x"))
-    assert not EnvelopeSigner.from_settings(None, None, {"PATH": "/bin"}).active
-
-
-def test_an_empty_key_never_falls_through_to_the_next() -> None:
-    empty: list[Any] = ["", b"", [], [""], [b""], ["good", ""], ["good", b""]]
-    variables = ["", " \n", "[]", '["a", ""]']
-    for keys in [
-        *[(key, "second", BOTH) for key in empty],
-        *[(None, key, BOTH) for key in empty],
-        *[(None, None, {**BOTH, "JOBPOOL_SIGNING_KEY": written}) for written in variables],
-        *[(None, None, {"JOBS_SIGNING_KEY": written}) for written in variables],
-    ]:
-        with row(keys), pytest.raises(ConfigurationError, match="empty"):
-            EnvelopeSigner.from_settings(*keys)
-
-
-def test_a_broken_list_is_an_error_that_does_not_show_it_as_a_key() -> None:
-    for value in ('["a"', "[1]", "[key]"):
-        with row(value), pytest.raises(ConfigurationError):
-            EnvelopeSigner.from_settings(None, None, {"JOBPOOL_SIGNING_KEY": value})

@@ -38,7 +38,7 @@ KEPT_HEADERS = (
 MAX_HEADER_CHARS = 1000
 MAX_WAIT_S = 3600.0  # seconds that a server can put a job off by
 CHARSETS = re.compile(
-    r"utf-?8|utf-?(?:16|32)(?:-?[bl]e)?|us-ascii|ascii|latin-?1|iso-8859-(?:[1-9]|1[013456])|windows-125[0-8]"
+    r"utf-?8|utf-?(?:16|32)|utf-(?:16|32)-?[bl]e|us-ascii|ascii|latin-?1|iso-8859-(?:[1-9]|1[013456])|windows-125[0-8]"
     r"|koi8-[ru]|shift_jis|euc-jp|euc-kr|gb2312|gbk|gb18030|big5",
     re.IGNORECASE,
 )

@@ -16,7 +16,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -111,7 +111,7 @@ def _connection(
 ) -> HTTPConnection | HTTPSConnection:
     timeout = min(CONNECT_TIMEOUT_S, bounds.left())
     if target.scheme == "http":
-        return HTTPConnection(address, target.port, timeout=timeout)
+        return _Http(address, target.port, timeout=timeout)
     if context is None:  # urllib3 would make one of its own
         raise TypeError("a call of https needs a TLS context")
     made = _Https(address, target.port, timeout=timeout, ssl_context=context, server_hostname=target.host)
@@ -119,9 +119,24 @@ def _connection(
     return made
 
 
+class _FinalResponse(HTTPResponse):
+    """The answer after all interim ones, such as 103: http.client passes over 100 alone."""
+
+    def begin(self) -> None:
+        super().begin()
+        while 101 < self.status < 200:  # 101 is final: nobody asked to switch protocols
+            self.headers = None  # type: ignore[assignment]  # then it begins anew
+            super().begin()
+
+
+class _Http(HTTPConnection):
+    response_class = _FinalResponse
+
+
 class _Https(HTTPSConnection):
     """Its handshake keeps to the deadline too: urllib3 would give it the time anew that TCP may have used up."""
 
+    response_class = _FinalResponse
     bounds: Bounds
 
     def _new_conn(self) -> socket.socket:
