@@ -6,7 +6,6 @@ mend. An answer that is less than asked for is told on stderr.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import asdict
