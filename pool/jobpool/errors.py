@@ -84,6 +84,10 @@ class AccessRefused(ConfigurationError):
     """
 
 
+OUTAGES = (BackendUnavailable, AccessRefused)
+"""Errors of the broker that a pool or scheduler waits out once it has worked."""
+
+
 class NoResult(JobpoolError):
     """There is no result to return; the class says why."""
 

@@ -9,7 +9,7 @@ from jobpool.clock import ManualClock
 from jobpool.cron.firing import Firing
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.envelope import decode
@@ -22,6 +22,8 @@ class Outage(MemoryBackend):
     """A broker that a test silences, and a key store of it."""
 
     silent: bool = False
+    error: JobpoolError = BackendUnavailable("nobody there")
+    """What a silenced one raises."""
     keys_work: bool = False
     """The key store answers all the same."""
     calls: int = 0
@@ -30,7 +32,7 @@ class Outage(MemoryBackend):
     def _enqueue(self, messages: Any) -> Any:
         self.calls += 1
         if self.silent:
-            raise BackendUnavailable("nobody there")
+            raise self.error
         return super()._enqueue(messages)
 
     @property
@@ -45,7 +47,7 @@ class _Keys:
 
     def __getattr__(self, name: str) -> Any:
         if self._backend.silent and not self._backend.keys_work:
-            raise BackendUnavailable("nobody there")
+            raise self._backend.error
         self._backend.key_calls += 1
         return getattr(self._keys, name)
 

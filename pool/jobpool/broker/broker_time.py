@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jobpool.clock import Clock
-from jobpool.errors import AccessRefused, BackendUnavailable
+from jobpool.errors import OUTAGES
 
 ASK_EVERY = 60.0  # seconds after which the broker is asked anew: quartz drifts by some milliseconds in that
 JUMP = 1.0  # seconds by which this machine's wall clock jumps before the broker is asked at once
@@ -32,7 +32,7 @@ class BrokerTime:
         if self._is_due():
             try:
                 self._ask()
-            except (BackendUnavailable, AccessRefused):
+            except OUTAGES:
                 if self.of_broker is None:
                     raise
         return self._clock.boot() + self._ahead if self.of_broker else self._clock.wall()
@@ -41,7 +41,7 @@ class BrokerTime:
         """Return the time as `now`, but by this machine's clock as long as the broker has never answered."""
         try:
             return self.now()
-        except (BackendUnavailable, AccessRefused):
+        except OUTAGES:
             return self._clock.wall()
 
     def _is_due(self) -> bool:

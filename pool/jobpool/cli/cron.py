@@ -56,8 +56,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
       jobpool cron run --app myapp.jobs
       jobpool cron run --app myapp.jobs --test-time 2026-03-29T02:30+01:00
 
-    Without --once or --test-time it runs until SIGTERM, SIGINT or SIGHUP; a second one ends an inline job, too. The
-    broker must answer at the start; a later outage is waited out. --test-time really enqueues and runs the jobs.
+    Without --once or --test-time it runs until SIGTERM, SIGINT or SIGHUP; a second one ends an inline job, too. It must
+    get an answer at the start, and waits out a later outage or refusal. --test-time really enqueues and runs the jobs.
     """
     from jobpool.cron.service import opened, report, runner_of, say_output, serve, warn_of_unfit
 

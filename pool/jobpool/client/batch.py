@@ -108,6 +108,8 @@ def open_batch(
 def _callback(callback: Callback, name: str, batch: str) -> JobDefinition:
     """Return the job of a callback. Raises `InvalidJob`: it cannot be told the end of the batch."""
     definition, handler = _callback_of(callback)
+    if definition.expires_in is not None or (isinstance(callback, JobBuilder) and callback.is_delayed):
+        raise InvalidJob(f"{name}: expires_in and delay would count from the opening of the batch: leave them out")
     if not isinstance(definition.payload, dict):
         raise InvalidJob(f"the payload of {name} is an object, to which the end of the batch is added as 'batch'")
     end = {**BatchStatus(batch, False, 1, 1, 0, 0, (), 0.0).end(), "failed_ids": []}

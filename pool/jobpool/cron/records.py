@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from jobpool.broker.key_store import KeyStore, all_records
 from jobpool.cron.scheduler import Planned
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import OUTAGES
 from jobpool.message.definition import rfc3339
 from jobpool.message.guards import LONGEST_RECORD_KEPT, Rate
 
@@ -243,7 +243,7 @@ class Memory:
                 self._keys.put_records(SPACE, data, LONGEST_RECORD_KEPT)
                 self._keys.put_records(JOBS, dict(self._fired(newer)), LONGEST_RECORD_KEPT)
                 self._untold = {}
-            except BackendUnavailable:  # each call that is made in vain takes as long as a call may
+            except OUTAGES:  # each call that is made in vain takes as long as a call may
                 self._is_silent = True
 
     def _fired(self, records: Mapping[str, Record]) -> Iterator[tuple[str, bytes]]:

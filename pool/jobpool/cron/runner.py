@@ -109,7 +109,7 @@ class CronRunner:
         self.time = CronTime(backend, clock)
         self._told_ahead: set[str] = set()
         self.on_inline: Callable[[str], object] = lambda _: None  # called before the job of that schedule runs here
-        self.silence = ""  # the name of the broker's silence in the last `run`; "" = it answered
+        self.silence = ""  # why the broker took not all in the last `run`; "" = it did
 
     def serves(self, planned: Planned) -> bool:
         """Return whether this runner fires it: it is enabled, and meant for this environment."""
@@ -142,8 +142,8 @@ class CronRunner:
             The result of each instant that was due, in order.
 
         Raises:
-            BackendUnavailable: The broker could not be asked for the time, or for firings of others. Safe to call
-                again.
+            BackendUnavailable, AccessRefused: The broker could not be asked for the time, or for firings of others.
+                Safe to call again.
 
         Blocks for the inline jobs, and about six round trips. These are for 1,000 firings together if the broker keeps
         keys. A firing that is inline, has dependencies, or makes up for several instants has its own.

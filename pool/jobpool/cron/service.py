@@ -1,6 +1,6 @@
 """The program of `jobpool cron run` and of a pool's own scheduler: import the app, open the broker, fire until stopped.
 
-`CronLoop` waits until something is due, does it and says so. It waits out an outage of the broker.
+`CronLoop` waits until something is due, does it and says so. It waits out an outage of the broker, or a refusal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers
 from jobpool.cron.tick import SIGNALS
-from jobpool.errors import NO_APP, BackendUnavailable, ConfigurationError
+from jobpool.errors import NO_APP, OUTAGES, AccessRefused, ConfigurationError
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.app import load
 from jobpool.handlers.registry import DEFAULT
@@ -169,7 +169,9 @@ class CronLoop:
                 return min(self._pause(), self._until_due())
             self._retries = 0
             return self._until_due()
-        except BackendUnavailable as error:
+        except OUTAGES as error:
+            if isinstance(error, AccessRefused) and not self._is_ready:
+                raise
             self._note_broker(str(error))
             return self._pause()
 
@@ -188,7 +190,7 @@ class CronLoop:
     def _note_broker(self, error: str) -> None:
         """Log an outage once, and its end once."""
         if error and not self._silent:
-            log.warning("the broker does not answer", extra={"fields": {"error": error}})
+            log.warning("firings wait for the broker", extra={"fields": {"error": error}})
         elif self._silent and not error:
             log.info("the broker answers again")
         self._silent = error
@@ -281,8 +283,8 @@ def serve(start: CronStart, master: MasterPipe | None = None) -> None:
     more, that it turns, and how late firings were. As in the pool's children, its jobs enqueue only to the pool's
     broker, whatever URL a `Jobs` names.
 
-    Raises `ConfigurationError`: the app or a setting cannot work. `BackendUnavailable`: the broker does not answer at
-    the start; later outages are waited out.
+    Raises `ConfigurationError`: the app or a setting cannot work, or the broker refuses this program at the start.
+    `BackendUnavailable`: it does not answer then. Later outages and refusals are waited out.
     """
 
     def tell(firings: Sequence[Firing]) -> None:

@@ -18,7 +18,7 @@ from jobpool.client.worker import JobFailedError, run_inline
 from jobpool.cron.firing import MOMENT, Due, Firing, FiringStatus, decide, firing_key
 from jobpool.cron.records import BEHIND, Memory, Owner, Record
 from jobpool.cron.scheduler import Planned
-from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.errors import OUTAGES, BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.capped_text import cap_text
 from jobpool.message.definition import JobDefinition, rfc3339
@@ -116,7 +116,7 @@ class Tick:
         # Where a schedule begins that nobody has met: with the minute of this turn, even if it fires later.
         self._beginning = self.now.replace(second=0, microsecond=0) - MOMENT
         self.firings: list[Firing] = []
-        self.silent: dict[str | None, str] = {}  # why the broker did not answer the enqueues of a queue
+        self.silent: dict[str | None, str] = {}  # why the broker did not take the enqueues of a queue
 
     def run(self, plan: Iterable[Planned]) -> None:
         """Do what the schedules ask for, in order, and note where those begin that nobody has met before."""
@@ -153,7 +153,7 @@ class Tick:
     def _is_fresh(self) -> bool:
         """Read again what others have done, where a job that ran here took long: they may have fired what is due.
 
-        False: the broker does not answer, and what is left of this turn is left to the next one.
+        False: the broker is silent or refuses, and what is left of this turn is left to the next one.
         """
         if self._read_at is None:
             return False
@@ -162,7 +162,7 @@ class Tick:
             try:
                 self._memory.read(now)
                 self._read_at = now
-            except BackendUnavailable as error:
+            except OUTAGES as error:
                 self.silent[None], self._read_at = str(error), None
         return self._read_at is not None
 
@@ -282,7 +282,7 @@ class Tick:
                 return self._firing(planned, at, FiringStatus.ALREADY)
             definition = replace(definition, identifier=once_id(key))
             return self._means.run_inline(planned.name, definition, at, self._late(at))
-        except BackendUnavailable as error:
+        except OUTAGES as error:
             self.silent[queue] = str(error)
             return self._firing(planned, at, FiringStatus.LATER, str(error))
         except JobpoolError as error:

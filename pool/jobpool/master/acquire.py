@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from threading import Event as Flag
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.errors import ConfigurationError, JobpoolError, MalformedEnvelope
-from jobpool.master.threads import OUTAGES, BrokerRetry
+from jobpool.errors import OUTAGES, ConfigurationError, JobpoolError, MalformedEnvelope
+from jobpool.master.threads import BrokerRetry
 from jobpool.message.context import next_of
 from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
 from jobpool.message.lease import JobLease

@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
+from jobpool.errors import OUTAGES
 from jobpool.master.acquire import RENEW, Acquirer, RetryingAcquirer
 from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
-from jobpool.master.threads import OUTAGES, BrokerRetry, MasterThread
+from jobpool.master.threads import BrokerRetry, MasterThread
 from jobpool.message.lease import JobLease
 from jobpool.policy.breaker import Breakers, CircuitBreaker
 from jobpool.policy.inspection import Inspector

@@ -25,13 +25,13 @@ from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, ReapPolicy
-from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
+from jobpool.errors import OUTAGES, AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
 from jobpool.master.dead_letter_jobs import DeadLetterJobs
 from jobpool.master.events import Answered, Counted, Event, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
-from jobpool.master.threads import MAX_PAUSE_S, OUTAGES, BrokerRetry, MasterThread
+from jobpool.master.threads import MAX_PAUSE_S, BrokerRetry, MasterThread
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import JobDefinition
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement, brings

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import faulty_package
-from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
+from jobpool.errors import OUTAGES, AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.master.events import (
     BrokerAnswered,
     BrokerSilent,
@@ -34,7 +34,6 @@ from jobpool.master.slots import Delivery
 if TYPE_CHECKING:
     from psutil import Process
 
-OUTAGES = (BackendUnavailable, AccessRefused)  # errors of the broker that a pool waits out once it has worked
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0  # with a call that gives up after 3 s, work goes on less than 5 s after the broker is back

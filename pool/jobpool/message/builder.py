@@ -92,7 +92,10 @@ class JobBuilder:
         return self._put("scheduled_at", moment)
 
     def delay(self, wait: float | timedelta) -> Self:
-        """Start not before this many seconds after the dispatch (>= 0). Takes the place of `scheduled_at`."""
+        """Start not before this many seconds after the dispatch (>= 0). Takes the place of `scheduled_at`.
+
+        Of a job that is given to `then`, they count from that call.
+        """
         self._delay = check_seconds(wait, "delay")
         self._fields.pop("scheduled_at", None)
         return self

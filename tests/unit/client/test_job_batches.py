@@ -145,6 +145,10 @@ def test_a_handler_may_be_a_callback(
 def test_what_is_no_callback_is_refused_and_nothing_is_opened(jobs: Jobs) -> None:
     with pytest.raises(InvalidJob, match="a callback is a handler"):
         jobs.batch(on_done=len, identifier="b")  # type: ignore[arg-type]
+    told = jobs.define("told")
+    for late in (JobDefinition("told", expires_in=60), told.expires_in(60), told.expires_in(None).delay(60)):
+        with pytest.raises(InvalidJob, match="on_done: expires_in and delay would count from the opening of the batch"):
+            jobs.batch(on_done=late, identifier="b")
     with pytest.raises(InvalidJob, match="the payload of on_done is an object"):
         jobs.batch(on_done=JobDefinition("told", [1]), identifier="b")
     with pytest.raises(InvalidJob, match="at most"):

@@ -19,6 +19,7 @@ from support.waiting import wait_until
 
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.service import RETRY_LONGEST, CronLoop, Stop, report
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.message.guards import Rate
 from jobpool.telemetry.logs import JsonFormatter, LineHandler
@@ -88,9 +89,13 @@ def test_each_minute_fires_when_it_begins(rig: CronRig) -> None:
     assert max(sleeper.slept) <= 1.0, "nobody tells when this machine's clock is set"
 
 
+@pytest.mark.parametrize(
+    "error", [BackendUnavailable("nobody there"), AccessRefused("the password was changed")], ids=type
+)
 def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
-    rig: CronRig, lines: list[logging.LogRecord]
+    rig: CronRig, lines: list[logging.LogRecord], error: JobpoolError
 ) -> None:
+    rig.backend.error = error
 
     def silence(silent: bool) -> None:
         rig.backend.silent = silent
@@ -104,8 +109,14 @@ def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
     said = [record.getMessage() for record in lines if record.levelno > logging.DEBUG]
     assert said[0] == "schedule fired"
     assert said[1] == "cron is ready"
-    assert said.count("the broker does not answer") == said.count("the broker answers again") == 1
+    assert said.count("firings wait for the broker") == said.count("the broker answers again") == 1
     assert "firings were missed" in said
+
+
+def test_a_broker_that_refuses_at_the_start_ends_the_loop(rig: CronRig) -> None:
+    rig.backend.error, rig.backend.silent = AccessRefused("a wrong password"), True
+    with pytest.raises(AccessRefused):
+        CronLoop(rig.runner(), Turning(rig, 30.0)).run()
 
 
 def test_what_has_to_wait_makes_nothing_else_late(rig: CronRig) -> None:
