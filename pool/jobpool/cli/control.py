@@ -248,6 +248,8 @@ def edit(
 ) -> None:
     """Edit jobs that wait or are delayed, by id or by a FILTER as in `jobpool list`. Others are left as they are.
 
+    One that is put off beyond its expiry dies of that.
+
     Exits 0 if it is edited or was so already, 1 if it is unknown. 4 means that it runs, has ended, is dead or
     claimed, is a duplicate where it was to go, or cannot be signed. Of several codes the highest counts.
     """

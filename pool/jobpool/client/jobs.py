@@ -321,7 +321,7 @@ class Jobs:
 
         Args:
             ident: Its id.
-            at: An aware time, or seconds from now; 0 = run now.
+            at: An aware time, or seconds from now; 0 = run now. One that expires before then dies `expired`.
             priority: 0 to 255; a smaller number runs sooner.
             queue: The queue to move to.
 

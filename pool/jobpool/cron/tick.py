@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
@@ -36,12 +37,16 @@ ENQUEUED_AT_ONCE = 1000
 """Firings that are enqueued together: five or six round trips for all of them, and one transaction of some 50 ms."""
 
 
+log = logging.getLogger("jobpool.cron")
+
+
 class Means(Struct, frozen=True):
     """The means of a turn.
 
     `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
     lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
-    `on_inline` is called with a schedule before its job runs here.
+    `on_inline` is called with a schedule before its job runs here. `late`: schedules with the follow-ups of an inline
+    job, for which the broker is asked again.
     """
 
     backend: QueueBackend
@@ -52,6 +57,7 @@ class Means(Struct, frozen=True):
     grace: float
     environment: str | None
     on_inline: Callable[[str], object]
+    late: list[tuple[str, Sequence[JobDefinition]]] = field(default_factory=list)
 
     def serves(self, planned: Planned) -> bool:
         """Return whether it is enabled, and meant for this environment."""
@@ -74,14 +80,21 @@ class Means(Struct, frozen=True):
         if not result.success:
             stack = cap_text(error, MAX_STACK_BYTES) if "\n" in error else None
             return structs.replace(fired, status=FiringStatus.FAILED, why=headline(error), stack=stack)
-        if follow_ups:
-            try:
-                self.backend.enqueue_many(follow_ups)
-            except JobpoolError as error:
-                return structs.replace(
-                    fired, status=FiringStatus.FAILED, why=f"its follow-ups were not enqueued: {error}"
-                )
+        try:
+            self.backend.enqueue_many(follow_ups)
+        except JobpoolError as error:
+            if isinstance(error, OUTAGES):
+                self.late.append((name, follow_ups))
+            return structs.replace(fired, status=FiringStatus.FAILED, why=f"its follow-ups are not enqueued: {error}")
         return fired
+
+    def enqueue_late(self) -> None:
+        """Enqueue the follow-ups that the broker did not take before. Raises one of `OUTAGES`: not yet all."""
+        while self.late:
+            name, follow_ups = self.late[0]
+            self.backend.enqueue_many(follow_ups)
+            log.info("follow-ups are enqueued", extra={"fields": {"schedule": name, "jobs": len(follow_ups)}})
+            del self.late[0]
 
 
 @contextmanager
@@ -120,6 +133,10 @@ class Tick:
 
     def run(self, plan: Iterable[Planned]) -> None:
         """Do what the schedules ask for, in order, and note where those begin that nobody has met before."""
+        try:
+            self._means.enqueue_late()
+        except OUTAGES as error:
+            self.silent[None] = str(error)  # so that no inline job runs before them
         for planned in plan:
             self._attend(planned)
         self._flush()

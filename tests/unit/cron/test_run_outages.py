@@ -8,6 +8,8 @@ from support.cronrig import CronRig, minute, text, told
 
 from jobpool.cron.records import SPACE, Owner, Record
 from jobpool.errors import AccessRefused, BackendUnavailable
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
 
 
 @pytest.fixture(
@@ -70,6 +72,26 @@ def test_an_inline_job_whose_right_was_not_answered_runs_once_it_is(rig: CronRig
     rig.backend.silent = False
     runner.run()
     assert rig.ran == [("a", text(0)), ("a", text(1))]
+
+
+def test_follow_ups_of_an_inline_job_are_enqueued_once_the_broker_takes_them(rig: CronRig) -> None:
+    @rig.registry.handler("starter")
+    def starter(ctx: JobContext) -> None:
+        rig.ran.append(("starter", ctx.meta["scheduled_for"]))
+        ctx.enqueue(JobDefinition("a", queue="reports"))
+        rig.backend.silent = rig.backend.keys_work = True
+
+    rig.scheduler.define("starter")
+    runner = rig.runner()
+    [firing] = runner.run()
+    assert (firing.status.value, firing.why) == ("failed", f"its follow-ups are not enqueued: {rig.backend.error}")
+    rig.pass_minutes(1)
+    assert told(runner.run()) == [("starter", 1, "later")]
+    rig.backend.silent = False
+    assert told(runner.run()) == [("starter", 1, "failed")], "its own are refused again"
+    rig.backend.silent = False
+    runner.run()
+    assert (len(rig.ran), rig.backend.stats("reports").waiting) == (2, 2)
 
 
 def test_a_scheduler_that_dies_between_the_enqueue_and_its_record_causes_no_second_firing(rig: CronRig) -> None:
