@@ -62,9 +62,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app, or drains if the terminal was closed. SIGTTIN
     and SIGTTOU add and remove a worker process. SIGQUIT logs the stack of each.
     """
-    with contextlib.suppress(ValueError):  # elsewhere than on the main thread
-        signal.signal(signal.SIGTERM, _stop_early)  # these until the pool takes signals
-        signal.signal(signal.SIGINT, _stop_early)
+    _take_early(_stop_early, signal.SIGTERM, signal.SIGINT)
     mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
     if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
@@ -74,8 +72,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     linux.ends_with_terminal()  # looked for while it is there
-    with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGHUP, _hang_up)
+    _take_early(_hang_up, signal.SIGHUP)
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
@@ -96,18 +93,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    try:
-        with (
-            logged_failure(pool.log_format, "the pool ends"),
-            _published(pool) as (published, note),
-            _notifying(note),
-            _begun() as begun,
-        ):
-            status = _run(published, note, lines if progress else None, ctx.obj, begun)
-    except SystemExit:
-        log.info("stopped before it began")
-        status = 0
-    _leave(status)
+    _leave(_serve(pool, lines if progress else None, ctx.obj))
 
 
 def _tell_default(pool: Settings, config: ConfigFile) -> None:
@@ -123,6 +109,13 @@ def _tell_default(pool: Settings, config: ConfigFile) -> None:
         log.warning("no backend is configured", extra={"fields": fields | {"beside_app": others, "mend": mend}})
     elif missing_database(pool.backend):
         log.info("no backend is configured", extra={"fields": fields})
+
+
+def _take_early(handler: Callable[..., object], *numbers: signal.Signals) -> None:
+    """Handle these signals until the pool takes them."""
+    with contextlib.suppress(ValueError):  # elsewhere than on the main thread
+        for number in numbers:
+            signal.signal(number, handler)
 
 
 def _hang_up(*_: object) -> None:
@@ -200,6 +193,23 @@ def _begun() -> Iterator[BegunForkServer | None]:
         yield begun
     finally:
         begun.discard()
+
+
+def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
+    """Run the pool where others see it; return its exit status, 0 if it was stopped before it took signals itself."""
+    try:
+        with (
+            logged_failure(pool.log_format, "the pool ends"),
+            _published(pool) as (published, note),
+            _notifying(note),
+            _begun() as begun,
+        ):
+            return _run(published, note, lines, wrap, begun)
+    except SystemExit as stopped:
+        if stopped.code:
+            raise
+        log.info("stopped before it began")
+        return 0
 
 
 def _run(

@@ -187,9 +187,7 @@ def hook_job(
 
     None = none does: it is a death of `ON_DEATH` itself, or nothing was verified. `check` raises a `JobpoolError` for a
     job that is too large or too deep: then it goes without the payload, or with the bare facts. `cause`: as
-    `Message.cause`.
-
-    Raises that error: the bare facts are refused too.
+    `Message.cause`. Raises that error when the bare facts are refused too.
     """
     if envelope.job == ON_DEATH or reason in NEVER_COPIED:
         return None
