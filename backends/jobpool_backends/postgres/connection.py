@@ -153,6 +153,8 @@ class Connection(psycopg.Connection[TupleRow]):
 
     def is_closed(self) -> bool:
         """Return whether the server has closed it. It may also have told of a setting: a new one does as well."""
+        if self.closed:
+            return True
         polled = poll()
         polled.register(self.pgconn.socket, POLLIN)
         return bool(polled.poll(0))

@@ -92,8 +92,14 @@ class Means(Struct, frozen=True):
         """Enqueue the follow-ups that the broker did not take before. Raises one of `OUTAGES`: not yet all."""
         while self.late:
             name, follow_ups = self.late[0]
-            self.backend.enqueue_many(follow_ups)
-            log.info("follow-ups are enqueued", extra={"fields": {"schedule": name, "jobs": len(follow_ups)}})
+            fields = {"schedule": name, "jobs": len(follow_ups)}
+            try:
+                self.backend.enqueue_many(follow_ups)
+                log.info("follow-ups are enqueued", extra={"fields": fields})
+            except OUTAGES:
+                raise
+            except JobpoolError as error:
+                log.error("follow-ups are not enqueued", extra={"fields": fields | {"error": str(error)}})
             del self.late[0]
 
 
