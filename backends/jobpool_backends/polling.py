@@ -31,3 +31,10 @@ class _Select:
 
 
 poll = getattr(select, "poll", _Select)
+
+
+def is_readable(number: int) -> bool:
+    """Return whether this descriptor has data, or its end, to read. Does not block."""
+    polled = poll()
+    polled.register(number, POLLIN)
+    return bool(polled.poll(0))

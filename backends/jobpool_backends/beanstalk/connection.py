@@ -29,7 +29,7 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.records import Record
 from jobpool_backends.errors import HUNG_UP, Meaning, take_no_writes, unreached
-from jobpool_backends.polling import POLLIN, poll
+from jobpool_backends.polling import is_readable
 
 COMMANDS_PER_WRITE = 500
 BYTES_PER_WRITE = 2**20  # A write has to be over in the time of an answer; a single command may have more
@@ -294,9 +294,7 @@ class Connection:
 
     def has_died(self) -> bool:
         """Return whether the other side has hung up: all that can be read while nothing is asked. Does not block."""
-        polled = poll()
-        polled.register(self._socket.fileno(), POLLIN)
-        return bool(polled.poll(0))
+        return is_readable(self._socket.fileno())
 
     def interrupt(self) -> None:
         """Wake the thread that waits on this connection, with the connection's end. For any thread."""

@@ -23,7 +23,7 @@ from psycopg.waiting import Ready, Wait
 from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
 from jobpool_backends.options import DEAD_CAPS, choice, pattern, read_options, seconds, split_query, take_caps, whole
-from jobpool_backends.polling import POLLIN, POLLOUT, poll
+from jobpool_backends.polling import POLLIN, POLLOUT, is_readable, poll
 from jobpool_backends.shared import DeadCaps
 
 if TYPE_CHECKING:
@@ -153,11 +153,7 @@ class Connection(psycopg.Connection[TupleRow]):
 
     def is_closed(self) -> bool:
         """Return whether the server has closed it. It may also have told of a setting: a new one does as well."""
-        if self.closed:
-            return True
-        polled = poll()
-        polled.register(self.pgconn.socket, POLLIN)
-        return bool(polled.poll(0))
+        return self.closed or is_readable(self.pgconn.socket)
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
         """Drive `gen`, psycopg's side of one exchange, to its end; `AnswerTimeout` when that takes too long."""

@@ -30,7 +30,7 @@ from redis.exceptions import ConnectionError, InvalidResponse, RedisError, Respo
 
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.errors import HUNG_UP, Meaning, mend, take_no_writes, unreached, wait
-from jobpool_backends.polling import POLLIN, poll
+from jobpool_backends.polling import is_readable
 
 Result = TypeVar("Result")
 Word = str | bytes | int | float
@@ -89,9 +89,7 @@ class Connection:
 
     def is_closed(self) -> bool:
         """Return whether the other side has closed it: nothing else is to be read between two calls."""
-        polled = poll()
-        polled.register(self.fileno(), POLLIN)
-        return bool(polled.poll(0))
+        return is_readable(self.fileno())
 
     def interrupt(self) -> None:
         """Wake the thread that waits on this connection, from any other. Not a close: the number may be reused."""

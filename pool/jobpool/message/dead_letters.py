@@ -185,9 +185,8 @@ def hook_job(
 ) -> JobDefinition | None:
     """Return the job that brings a death to the hooks, in its queue, ahead of others, under an id of this death.
 
-    None = none does: it is a death of `ON_DEATH` itself, or nothing was verified. `check` raises a `JobpoolError` for a
-    job that is too large or too deep: then it goes without the payload, or with the bare facts. `cause`: as
-    `Message.cause`. Raises that error when the bare facts are refused too.
+    None: a death of `ON_DEATH` itself, or nothing was verified. Where `check` raises a `JobpoolError`, it goes without
+    the payload, or with the bare facts. Raises that error when these are refused too. `cause`: as `Message.cause`.
     """
     if envelope.job == ON_DEATH or reason in NEVER_COPIED:
         return None
