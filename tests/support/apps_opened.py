@@ -32,6 +32,7 @@ ROWS.write("header\n")
 DICE = random.SystemRandom()
 NOISE = open("/dev/urandom", "rb")  # noqa: SIM115
 ARCHIVE = zipfile.ZipFile("data.zip")
+CLOSED_BY_A_HANDLER = zipfile.ZipFile("data.zip")
 REMOVED = open("removed.txt")  # noqa: SIM115
 assert REMOVED.read(6) == "first "
 os.unlink("removed.txt")
@@ -74,4 +75,4 @@ def begin_thread(_: jobpool.JobContext) -> None:
 
 @jobpool.handler
 def close_archive(_: jobpool.JobContext) -> None:
-    ARCHIVE.close()
+    CLOSED_BY_A_HANDLER.close()
