@@ -50,7 +50,7 @@ class Tidy:
     def __init__(self, trace_fd: int) -> None:
         self._trace_fd = trace_fd
         self._folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._streams = [os.dup(fd) for fd in range(3)]
+        self._streams = [(os.dup(fd), os.fstat(fd)) for fd in range(3)]
         self._working_directory = _working_directory()
         self._umask = os.umask(0o077)
         os.umask(self._umask)
@@ -99,9 +99,11 @@ class Tidy:
         signal.set_wakeup_fd(-1)
         self._tell_crashes()  # a handler may have named a file of its own
         self._interpreter.restore_rare()
-        for fd, stream in enumerate(self._streams):
-            if not os.path.sameopenfile(fd, stream):
-                os.dup2(stream, fd)
+        for fd, (kept, file) in enumerate(self._streams):
+            if not os.path.samestat(os.fstat(fd), file):
+                if not os.path.samestat(os.fstat(kept), file):
+                    raise OSError("a descriptor that the child keeps is another file's now")
+                os.dup2(kept, fd)
         if linux.rights() != self._rights:
             return RIGHTS
         if linux.limits_text() != self._limits_text:

@@ -134,3 +134,29 @@ def test_standard_streams_that_a_handler_has_redirected_are_put_back(tmp_path: P
     assert told.stdout.splitlines() == ["typed", "printed", "'' True"]
     assert told.stderr == "complained\n"
     assert [(tmp_path / f"file{fd}").read_text() for fd in range(3)] == ["", "", ""]
+
+
+TAKEN = """
+import os
+from jobpool.child.restore import Tidy
+
+kept = os.dup(1)
+os.close(kept)
+tidy = Tidy(2)
+for number in range(kept, kept + 8):
+    os.dup2(os.open("file", os.O_RDWR | os.O_CREAT), number)
+os.dup2(os.open("other", os.O_RDWR | os.O_CREAT), 1)
+try:
+    tidy.restore(10.0, True)
+except OSError as error:
+    os.write(2, b"refused")
+os.write(1, b"printed")
+"""
+
+
+def test_nothing_is_put_back_from_a_number_that_is_another_files_now(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", TAKEN], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert told.stderr == "refused"
+    assert ((tmp_path / "file").read_text(), (tmp_path / "other").read_text()) == ("", "printed")
