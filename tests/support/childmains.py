@@ -80,6 +80,13 @@ def opens_things(_: ChildOptions) -> list[HandlerInfo]:
     return []
 
 
+def shares_memory(_: ChildOptions) -> list[HandlerInfo]:
+    from multiprocessing.shared_memory import SharedMemory
+
+    OPENED.append(SharedMemory(create=True, size=4096))
+    return []
+
+
 def computes_in_parallel(_: ChildOptions) -> list[HandlerInfo]:
     _in_parallel()
     return []
@@ -300,6 +307,21 @@ def leave_shared_memory(_: ChildBoot) -> Any:
     return [OPENED[-2].name, OPENED[-1].pid]
 
 
+def leave_chain_of_trackers(_: ChildBoot) -> Any:
+    """Each calls itself a resource tracker, and is forked by the one before, which ends."""
+    chain = "import os, time\nwhile True:\n    time.sleep(0.2)\n    os.fork() and os._exit(0)"
+    OPENED.append(subprocess.Popen([sys.executable, "-c", chain, "resource_tracker"]))
+    return None
+
+
+def attach_memory(_: ChildBoot) -> Any:
+    """The name of the app's shared memory."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    SharedMemory(OPENED[0].name).close()
+    return OPENED[0].name
+
+
 def helper(_: ChildBoot) -> Any:
     return OPENED[0]
 
@@ -323,6 +345,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         shout,
         leave_grandchildren,
         leave_shared_memory,
+        leave_chain_of_trackers,
+        attach_memory,
         helper,
         compute_in_parallel,
     )

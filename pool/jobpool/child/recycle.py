@@ -92,8 +92,8 @@ class Wear:
                 pass
         if not linux.has_children():
             return False
-        trackers = linux.resource_trackers(linux.direct_children() - self._daemons)
-        return linux.sweep_strays(self._daemons | trackers, SWEEP_LIMIT_S) > 0 or bool(trackers)
+        killed = linux.sweep_strays(self._daemons, SWEEP_LIMIT_S, linux.resource_trackers)
+        return killed > 0 or not linux.direct_children() <= self._daemons
 
     def _check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""

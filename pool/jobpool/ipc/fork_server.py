@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from jobpool.ipc import linux, packets, postfork
 from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
@@ -24,7 +24,6 @@ from jobpool.ipc.scoreboard import ChildPage, ChildPages
 SWEEP_LIMIT_S = 1.0  # for which one sweep may hold the loop up; the rest is tried again every `RESWEEP_EVERY_S`
 SHORT_SWEEP_S = 0.05  # while something is left from the sweep before, which may not die for long (state D)
 RESWEEP_EVERY_S = 1.0
-TRACKER_S = 0.5  # that a resource tracker gets to tidy up; it is killed at the first sweep after that
 END_LIMIT_S = 5.0
 FORK_LIMIT_S = 15.0  # of one fork, the app's own at-fork hooks included; the master is less patient, if it lives
 _REQUESTS_AT_ONCE = 64
@@ -142,7 +141,7 @@ class ForkServer:
             os.waitpid(pid, 0)
             raise
 
-    def _collect(self, dead: Iterable[int]) -> None:
+    def _collect(self, dead: Collection[int]) -> None:
         """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
         for pidfd in dead:
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
@@ -154,17 +153,21 @@ class ForkServer:
                 linux.kill_group(self._children[pidfd].pid)
         limit = SHORT_SWEEP_S if self._strays_left else SWEEP_LIMIT_S
         begun = time.monotonic()
-        strays = linux.sweep_strays(ours | spared, limit)
-        self._strays_left = bool(spared) or time.monotonic() - begun >= limit
+        strays = linux.sweep_strays(ours, limit, self._spare_trackers)
+        self._strays_left = bool(self._trackers) or time.monotonic() - begun >= limit
         for pidfd in dead:
             self._outbox.send(self._collected(pidfd, strays).encode())
             strays = 0  # when several die at once, the first is charged with all
 
     def _spare_trackers(self, strays: set[int]) -> set[int]:
-        """Return the resource trackers among `strays` whose time is not over."""
-        now = time.monotonic()
-        trackers = linux.resource_trackers(strays)
-        self._trackers = {pid: self._trackers.get(pid, now + TRACKER_S) for pid in trackers}
+        """Return the resource trackers among `strays` whose time is not over: they are killed at the first sweep then.
+
+        New ones come from a child that has died. Others were forked by what merely called itself a tracker.
+        """
+        now, trackers = time.monotonic(), linux.resource_trackers(strays)
+        is_new = trackers and any(linux.is_dead(child.pid) for child in self._children.values())
+        until = now + linux.TRACKER_S if is_new else now
+        self._trackers = {pid: self._trackers.get(pid, until) for pid in trackers}
         return {pid for pid, end in self._trackers.items() if now < end}
 
     def _collected(self, pidfd: int, strays: int) -> Exited:
@@ -175,8 +178,15 @@ class ForkServer:
         return Exited.told_by(child.child, child.pid, status, usage, strays)
 
     def _end(self) -> None:
+        linux.close_all_but({0, 1, 2, self._control.fileno()})  # a pipe to the app's resource tracker among them
         for child in self._children.values():
-            linux.kill(child.pid)
-            linux.kill_group(child.pid)
-        linux.sweep_strays((), END_LIMIT_S)
+            kill = linux.kill if _has_tracker(child.pid) else linux.kill_group  # as long as it is in its group
+            kill(child.pid)
+        linux.sweep_all(END_LIMIT_S)
         self._outbox.close()
+
+
+def _has_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(linux.resource_trackers(linux.direct_children(pid)))
+    return False

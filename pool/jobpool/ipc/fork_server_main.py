@@ -78,7 +78,8 @@ def main(argv: list[str]) -> int:
         loaded = _load(config, inheritance)
         packets.send(control, loaded.encode())
         if isinstance(loaded, LoadFailed):
-            linux.sweep_strays((), 1.0)  # processes that the import had started before it failed
+            linux.close_all_but({0, 1, 2, control_fd})
+            linux.sweep_all(1.0)  # processes that the import had started before it failed
             return LOAD_FAILED
         if not loaded.preloaded:
             for fd in control_fd, config_fd, board_fd:
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> int:
             again = *sys.orig_argv[1:], str(config_fd), str(board_fd), NO_PRELOAD
             os.execv(sys.executable, [sys.executable, *again])
     else:
-        linux.sweep_strays((), 1.0)  # processes that the first import had started
+        linux.sweep_all(1.0)  # processes that the first import had started
     return _serve(config, control, board_fd, inheritance, preload)
 
 

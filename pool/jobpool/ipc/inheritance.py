@@ -81,6 +81,7 @@ class Inheritance:
         self.cut: list[str] = []  # paths or addresses of the app's descriptors that children do not have
         self.streams: Streams = ()  # the app's streams to files, which may hold unwritten text
         self.of_app: set[int] = set()  # numbers of all descriptors that it opened
+        self._shared: set[int] = set()  # those of them that all children have as they are
         self._control = control
         self._before = linux.open_fds()
         self._in_server = control is not None
@@ -91,10 +92,13 @@ class Inheritance:
         """Note the descriptors that it opened, and write out its streams' buffers: else each child would write them."""
         gc.collect()  # closes descriptors that only garbage holds open
         self.of_app = linux.open_fds() - self._before
+        if (module := sys.modules.get("multiprocessing.resource_tracker")) is not None:
+            # With a tracker of its own, a child that attaches to shared memory of the app's would unlink it at its end.
+            self._shared = {module._resource_tracker._fd} & self.of_app
         streams = writers()
         flush(streams)
         self.streams = [ref for ref in streams if _is_reopened(ref)]
-        self.cut = sorted(set(filter(None, map(missed, self.of_app))))
+        self.cut = sorted(set(filter(None, map(missed, self.of_app - self._shared))))
 
     def _shed(self) -> None:
         if not self._in_server:
@@ -104,7 +108,7 @@ class Inheritance:
             if self._control is not None:
                 os.close(self._control)
             return
-        unwanted = linux.open_fds().difference(self.keep)
+        unwanted = linux.open_fds().difference(self.keep, self._shared)
         close_all(unwanted - self.of_app)
         linux.blind(fd for fd in unwanted & self.of_app if not renew(fd))
 

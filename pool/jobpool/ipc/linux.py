@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from jobpool.errors import ConfigurationError
@@ -45,7 +45,8 @@ _CHECKED_LIMITS = 0, 1, 2, 3, 6, 7, 9
 """Numbers of the resource limits that jobs fail at: CPU, FSIZE, DATA, STACK, NPROC, NOFILE, AS."""
 _ANY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 BELIEVED_S = 1.0  # after a rise of the count of kills by the kernel, for which a death by SIGKILL is put down to it
-_EXEC_LIMIT_S = 0.01  # in which a process gets the arguments of the program that it executes
+TRACKER_S = 0.5  # that a resource tracker gets to tidy up
+_EXEC_LIMIT_S = 0.1  # in which a process gets the arguments of the program that it executes
 _SWEEP_PAUSE_S = 0.0005  # between two looks at a process that was sent SIGKILL; most are dead within one
 
 
@@ -59,7 +60,7 @@ def check_kernel() -> None:
         raise ConfigurationError(
             f"jobpool needs Linux 5.4 or newer (pidfd_open), and this is {platform.release()}: {error}"
         ) from error
-    if not _children_file(os.getpid()).exists():
+    if not _children_file(os.getpid(), os.getpid()).exists():
         raise ConfigurationError(
             "/proc/self/task/*/children is missing: mount /proc, and use a kernel with CONFIG_PROC_CHILDREN"
         )
@@ -115,18 +116,21 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def direct_children() -> set[int]:
-    """Return this process's children, adopted and uncollected ones too. Raises `OSError` if /proc cannot be read."""
+def direct_children(of: int = 0) -> set[int]:
+    """Return the children of a process, adopted and uncollected ones too; 0 = this one's.
+
+    Raises `OSError` if /proc cannot be read.
+    """
     pids: set[int] = set()
-    main = str(os.getpid())  # its thread comes last: it inherits the children of a thread that ends meanwhile
-    for task in sorted(os.listdir("/proc/self/task"), key=main.__eq__):
+    main = of or os.getpid()  # its thread comes last: it inherits the children of a thread that ends meanwhile
+    for task in sorted(os.listdir(f"/proc/{main}/task"), key=str(main).__eq__):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
-            pids.update(map(int, _children_file(task).read_text().split()))
+            pids.update(map(int, _children_file(main, task).read_text().split()))
     return pids
 
 
-def _children_file(task: int | str) -> Path:
-    return Path(f"/proc/self/task/{task}/children")
+def _children_file(pid: int, task: int | str) -> Path:
+    return Path(f"/proc/{pid}/task/{task}/children")
 
 
 def has_children() -> bool:
@@ -152,17 +156,18 @@ def is_dead(pid: int) -> bool:
         return False
 
 
-def sweep_strays(keep: Collection[int], limit_s: float) -> int:
+def sweep_strays(keep: Collection[int], limit_s: float, spare: Callable[[set[int]], set[int]] = lambda _: set()) -> int:
     """Kill and collect every child of this process that is not in `keep`, until no stranger remains.
 
     A killed stranger's own children are adopted before its death can be collected. So when a look finds no stranger,
     there is none in the whole tree below, but for the children of those in `keep`.
-    A child that does not die within `limit_s` seconds, >= 0 (state D), is left: sweep again later.
+    A child that does not die within `limit_s` seconds, >= 0 (state D), is left: sweep again later. `spare`: told
+    of the strangers at each look, returns those that are left, too.
     Returns how many were collected.
     """
     give_up = time.monotonic() + limit_s
     collected = 0
-    while strays := direct_children().difference(keep):
+    while (strays := direct_children().difference(keep)) and (strays := strays - spare(strays)):
         for pid in strays:
             kill(pid)
         dead = sum(map(collect, strays))
@@ -174,8 +179,17 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
     return collected
 
 
+def sweep_all(limit_s: float) -> None:
+    """Sweep every child; resource trackers get `TRACKER_S` to end by themselves. This process must not hold a pipe."""
+    give_up = time.monotonic() + TRACKER_S
+    while has_children() and time.monotonic() < give_up:
+        sweep_strays((), limit_s, resource_trackers)
+        time.sleep(_SWEEP_PAUSE_S)
+    sweep_strays((), limit_s)
+
+
 def resource_trackers(pids: Iterable[int]) -> set[int]:
-    """Return those children that call themselves Python's or joblib's resource tracker.
+    """Return those processes that call themselves Python's or joblib's resource tracker.
 
     It unlinks the shared memory that its users have left, and ends, as soon as they are dead: its pipe closes then.
     """

@@ -13,9 +13,9 @@ import pytest
 from nurse import Nurse, Watch, text_of, wait_until
 
 from jobpool.ipc.board_layout import ChildState
-from jobpool.ipc.fork_server import RESWEEP_EVERY_S, TRACKER_S
+from jobpool.ipc.fork_server import RESWEEP_EVERY_S
 from jobpool.ipc.frames import Exited, Loaded, Spawned, SpawnFailed
-from jobpool.ipc.linux import open_fds
+from jobpool.ipc.linux import TRACKER_S, direct_children, open_fds
 
 
 def test_a_child_writes_its_page_leads_a_group_and_holds_no_descriptor_but_its_own() -> None:
@@ -168,6 +168,36 @@ def test_shared_memory_of_the_dead_is_freed_and_who_only_claims_to_do_so_is_dead
         assert time.monotonic() - begun < TRACKER_S
         wait_until(lambda: not memory.exists())
         assert watch.wait(TRACKER_S + RESWEEP_EVERY_S + 0.5) == []
+
+
+def test_what_calls_itself_a_resource_tracker_gains_nothing_by_forking_itself() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        child.ask("leave_chain_of_trackers")
+        nurse.end(child)
+        wait_until(lambda: not direct_children(nurse.server.pid), 10.0)
+
+
+def test_resource_trackers_tidy_up_at_the_end_of_their_fork_server_too() -> None:
+    with Nurse() as nurse:
+        name, hostile = nurse.bear().ask("leave_shared_memory")
+        watch = Watch([hostile])
+    assert not (Path("/dev/shm") / name).exists()
+    assert watch.wait(0.1) == []
+
+
+def test_shared_memory_of_the_app_is_there_for_each_child_until_the_fork_server_ends() -> None:
+    with Nurse(app="shares_memory") as nurse:
+        assert nurse.hear(Loaded).cut == []
+        names = set()
+        for _ in range(2):
+            child = nurse.bear()
+            names.add(child.ask("attach_memory"))
+            nurse.end(child)
+        [memory] = [Path("/dev/shm") / name for name in names]
+        time.sleep(0.2)  # in which a tracker of the child's own would unlink it
+        assert memory.exists()
+    assert not memory.exists()
 
 
 def test_what_the_app_itself_started_at_its_import_lives_until_the_fork_server_ends() -> None:

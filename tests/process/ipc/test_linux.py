@@ -109,7 +109,7 @@ def test_the_main_thread_which_inherits_the_children_of_others_is_asked_last() -
     assert passes("""
 import threading
 asked, real = [], linux._children_file
-linux._children_file = lambda task: (asked.append(int(task)), real(task))[1]
+linux._children_file = lambda pid, task: (asked.append(int(task)), real(pid, task))[1]
 stop = threading.Event()
 threads = [threading.Thread(target=stop.wait) for _ in range(8)]
 for thread in threads: thread.start()
