@@ -40,11 +40,11 @@ def judge(left: int, libraries: set[str], paused: bool) -> tuple[str, int]:
 
 def settle() -> tuple[str, int]:
     """End the native threads that can be ended before a fork, and `judge` the rest. Forks once if there are any."""
-    if not _count():
-        return "", 0
     found = libraries_in(Path("/proc/self/maps").read_text())
-    _fork_for_nothing()
-    openmp = [_end_openmp(path) for path, name in found.items() if name == "gomp"]  # a numpy wheel may bring its own
+    openmp = []
+    if _count():
+        _fork_for_nothing()
+        openmp = [_end_openmp(path) for path, name in found.items() if name == "gomp"]  # a numpy wheel may bring its own
     return judge(_count(), set(found.values()), all(openmp))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from jobpool.ipc import native_threads
 from jobpool.ipc.native_threads import judge, libraries_in
 
 OPENMP, POLARS = "native threads of OpenMP (libgomp)", "native threads of Polars"
@@ -41,3 +44,10 @@ def test_libraries_are_known_by_the_names_of_their_files() -> None:
     for path, expected in rows.items():
         line = f"7f00-7f01 r-xp 00000000 fe:00 1234    {path}\n"
         assert libraries_in(line + line) == ({path: expected} if expected else {}), path
+
+
+def test_numba_is_found_where_one_processor_left_its_openmp_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_threads, "_count", lambda: 0)
+    assert native_threads.settle() == ("", 0)
+    monkeypatch.setattr(native_threads, "libraries_in", lambda _: {"/a/omppool.so": "omppool", "/a/libgomp.so": "gomp"})
+    assert native_threads.settle() == ("native threads of Numba (OpenMP)", 0)
