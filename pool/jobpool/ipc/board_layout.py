@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from jobpool.message.outcome import SUMS, Counts
 
-VERSION = 6  # raise it with any change of a table below
+VERSION = 7  # raise it with any change of a table below
 READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
@@ -127,7 +127,7 @@ PROGRESS = Layout(CHILD.end, "word nonce", "real fraction", "text 200 text")
 # Written by the master, on a page that no child has mapped.
 MASTER = Layout(
     FRONT_WORDS,
-    "count pid child generation rss peak_rss restarts crashes timeouts",
+    "count pid rss restarts",
     "real cpu since",
     "text 16 state",
     "text 200 last_death",
@@ -202,13 +202,8 @@ class MasterView(Struct, frozen=True):
     """The master's record of a slot."""
 
     pid: int  # of the slot's process; 0 = none
-    child: int  # its serial number
-    generation: int  # of its fork server
     rss: int  # bytes resident
-    peak_rss: int  # the highest seen, over all children of the slot
     restarts: int  # times that the slot was filled again
-    crashes: int  # children of it that died without a verdict
-    timeouts: int  # children of it that were killed for time
     cpu: float  # fraction of one core since the last sample; may exceed 1
     since: float  # when the slot came into `state`
     state: str  # the word of the slot's state; "" = never written

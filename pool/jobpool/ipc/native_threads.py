@@ -44,7 +44,8 @@ def settle() -> tuple[str, int]:
     openmp = []
     if _count():
         _fork_for_nothing()
-        openmp = [_end_openmp(path) for path, name in found.items() if name == "gomp"]  # a numpy wheel may bring its own
+        # A numpy wheel may bring its own.
+        openmp = [_end_openmp(path) for path, name in found.items() if name == "gomp"]
     return judge(_count(), set(found.values()), all(openmp))
 
 

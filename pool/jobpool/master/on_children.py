@@ -301,8 +301,6 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
     running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
     if ending not in _BY_ORDER and not in_order:
-        slot.timeouts += ending is EndReason.TIMEOUT
-        slot.crashes += ending is not EndReason.TIMEOUT
         _note_death(pool, slot, event, death, running)
 
 

@@ -67,8 +67,6 @@ class Slot:
     cpu: float = 0.0
     is_stopped: bool = False
     sampled_at: float = 0.0
-    crashes: int = 0
-    timeouts: int = 0
     last_death: str = ""
     full: bool = False
     drained: bool = False

@@ -47,7 +47,7 @@ END_LIMIT_S = 2.0  # seconds for the last rollups, and for the last rows of hist
 NO_ANSWER = "the pool's loop does not answer"
 PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and each costs some microseconds a slot
 
-SLOT_FIELDS = ("pid", "child", "generation", "rss", "peak_rss", "crashes", "timeouts", "cpu", "since", "last_death")
+SLOT_FIELDS = ("pid", "rss", "cpu", "since", "last_death")
 """Published as they are; `state` and `restarts` in another form."""
 
 MASKED_FIELDS = {"error", "output", "said"}
@@ -227,7 +227,7 @@ class Publisher:
                 self._publish_slot(slot)
 
     def _publish_slot(self, slot: Slot) -> None:
-        state = (slot.state, slot.pid, slot.child, slot.generation, slot.rss, slot.peak_rss, slot.restarts, slot.cpu)
+        state = (slot.state, slot.pid, slot.rss, slot.restarts, slot.cpu)
         if self._last.get(slot.index) == state:
             return
         self._last[slot.index] = state

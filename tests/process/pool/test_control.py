@@ -17,8 +17,6 @@ from jobpool import Jobs
 from jobpool.broker import control, editing
 from jobpool.broker.control import Cancel
 from jobpool.broker.values import Edited, MessageFilter, State
-from jobpool.ipc.board_layout import MasterView
-from jobpool.ipc.scoreboard import Scoreboard
 
 KEY = "a key of sixteen or more"
 
@@ -122,13 +120,7 @@ def test_one_that_resists_is_killed_after_the_grace_and_no_crash_is_counted(rig:
         message = rig.inspect(ident)
         assert (message.reason, message.attempts, message.crashes) == ("cancelled", 0, 0)
     wait_until(lambda: cancelled(pool) == (2, 0, 0, 0))
-    assert sum(slot.crashes for slot in masters(pool)) == 0
     assert pool.stop() == 0
-
-
-def masters(pool: PoolProcess) -> list[MasterView]:
-    with Scoreboard.open(pool.note().board) as board:
-        return [board.slot(index).master.read() for index in range(board.slots)]
 
 
 def test_a_mark_holds_for_the_next_pool_when_the_first_dies(rig: Rig) -> None:

@@ -234,7 +234,7 @@ class TestDeathsOfTheForkServer:
         stage.die(slots[0], signal=signal.SIGKILL)
         stage.die(slots[1], signal=signal.SIGKILL, begun=False)
         assert stage.verdicts() == [Release(), Release(begun=False)]
-        assert [slot.crashes for slot in slots] == [0, 0]
+        assert [slot.last_death for slot in slots] == ["", ""]
         [told] = [note.fields for note in stage.pool.notes if note.event == GIVEN_BACK[EndReason.SERVER]]
         assert told == {"id": stage.settled[0][0], "handler": "report", "seconds": 1.5}
 
@@ -975,7 +975,7 @@ class TestReload:
         stage.answer(slot)
         stage.pool.notes.clear()
         stage.die(slot, signal=None, code=0)
-        assert slot.crashes == 0
+        assert slot.last_death == ""
         assert not [note for note in stage.pool.notes if note.event == "a child died"]
 
     def test_code_that_does_not_load_leaves_the_old_children_alone(self) -> None:
@@ -1062,7 +1062,7 @@ class TestReload:
         assert of(stage.after(0.3), act.KillChild)
         assert not of(stage.after(0.1), act.KillChild)
         stage.die(slot, signal=signal.SIGKILL)
-        assert slot.crashes == 0
+        assert slot.last_death == ""
         assert reload_under_way(stage.pool) == ""
         assert "a child that was told to leave has not left; it is killed" in {n.event for n in stage.pool.notes}
 
