@@ -76,10 +76,11 @@ def main(argv: list[str]) -> int:
         os.environ.update(config.environ)
         linux.prefer_as_victim(VICTIM_POINTS)
         loaded = _load(config, inheritance)
-        packets.send(control, loaded.encode())
         if isinstance(loaded, LoadFailed):
             linux.close_all_but({0, 1, 2, control_fd})
-            linux.sweep_all(1.0)  # processes that the import had started before it failed
+            linux.sweep_all(1.0)  # processes that the import had started before it failed; once told, the master kills
+        packets.send(control, loaded.encode())
+        if isinstance(loaded, LoadFailed):
             return LOAD_FAILED
         if not loaded.preloaded:
             for fd in control_fd, config_fd, board_fd:

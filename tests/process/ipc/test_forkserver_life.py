@@ -62,12 +62,9 @@ def test_an_app_that_does_not_import_is_one_sentence_and_a_traceback(app: str, s
         assert nurse.server.wait(LIMIT) == 3
 
 
-def test_what_an_import_had_started_before_it_failed_is_dead_when_the_fork_server_is() -> None:
+def test_what_an_import_had_started_before_it_failed_is_dead_when_that_is_told() -> None:
     with Nurse(app="starts_a_helper_and_fails") as nurse:
-        [failed] = nurse.hear_end()
-        assert isinstance(failed, LoadFailed)
-        helper = int(failed.error.split()[-1])
-        nurse.server.wait(LIMIT)
+        helper = int(nurse.hear(LoadFailed).error.split()[-1])
         with pytest.raises(ProcessLookupError):
             os.kill(helper, 0)
 
