@@ -209,7 +209,6 @@ class PostgresUser(User):
         "DO $$ BEGIN IF EXISTS (SELECT FROM pg_roles WHERE rolname = {text})"
         " THEN REASSIGN OWNED BY {name} TO {own}; DROP OWNED BY {name}; DROP ROLE {name}; END IF; END $$",
     )
-    _ours = ("timeout", "schema", "listen", "dead_max", "dead_max_age")
 
     def obey(self, orders: Iterable[str]) -> None:
         from psycopg import sql
@@ -229,13 +228,11 @@ class PostgresUser(User):
     def _connected(self, url: str) -> Iterator[Connection[Any]]:
         import psycopg
 
-        where, _, query = url.partition("?")
-        options: dict[str, Any] = {name: value for name, value in parse_qsl(query) if name not in self._ours}
-        limits = f"-c statement_timeout={CALL_LIMIT_S}s"
+        from jobpool_backends.postgres.connection import read_address
+
+        limits: dict[str, Any] = {"options": f"-c statement_timeout={CALL_LIMIT_S}s"}
         try:
-            with psycopg.connect(
-                where, **{"connect_timeout": CALL_LIMIT_S, "options": limits, **options}, autocommit=True
-            ) as connection:
+            with psycopg.connect(**limits | read_address(url).parameters, autocommit=True) as connection:
                 yield connection
         except psycopg.Error as error:
             raise AccessFailed(_first_line(error)) from error

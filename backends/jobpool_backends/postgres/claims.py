@@ -14,6 +14,7 @@ from jobpool.message.envelope import OVERSIZED
 from jobpool.message.names import storable
 from jobpool_backends.postgres.database import Database, calling
 from jobpool_backends.postgres.enqueue import in_pieces
+from jobpool_backends.postgres.in_transaction import or_null
 from jobpool_backends.postgres.inspect import STATS_CAP
 from jobpool_backends.postgres.leases import HOLDERS
 from jobpool_backends.shared import MICRO, micros
@@ -121,7 +122,7 @@ def _columns(queue: str, posts: Sequence[NewPost]) -> tuple[Any, ...]:
         [post.id for post in posts],
         [post.given for post in posts],
         [post.body for post in posts],
-        [None if post.life is None else micros(post.life) for post in posts],
+        or_null([None if post.life is None else micros(post.life) for post in posts]),
         [micros(post.delay) for post in posts],
     )
 

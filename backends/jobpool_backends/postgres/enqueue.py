@@ -51,7 +51,7 @@ class Enqueuer:
                 return dict(self._database.run(_BRING, all_columns(messages), repeatable=given))
             return self._database.transaction(lambda connection: self.add_on(connection, messages), repeatable=given)
         if len(messages) == 1:
-            one = {name: value for name, [value] in columns(messages).items()}
+            one = {name: values and values[0] for name, values in columns(messages).items()}
             self._database.run(_ONE, one, repeatable=given)
         elif len(messages) < COPY_FROM:
             self._database.run(_FEW, columns(messages), repeatable=given)

@@ -37,6 +37,7 @@ _UNAVAILABLE = {
     "22003": "holds a number out of range in a table of schema {schema!r}: look for a row that was changed by hand",
     "25006": "is a standby or read-only: name its primary, or all hosts with target_session_attrs=read-write",
     "25P03": "ended the session, which was idle in a transaction for too long: try again",
+    "25P04": "ended a transaction that took too long: look at its load, or raise transaction_timeout",
     "40001": "could not put this transaction in an order with others, again and again: look for long transactions",
     "40P01": "found dead-locks, again and again: look for other programs that lock jobpool's tables",
     "53200": "is out of memory: give it more, or lower work_mem and max_connections",

@@ -129,11 +129,13 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
     return lambda: _check(connection).info.transaction_status not in over
 
 
-def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
+def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any] | None]:
     """Return the parameters of the function `enqueue`."""
-    found = {name: [getattr(message, field) for message in messages] for name, field in _FIELDS.items()}
+    found: dict[str, list[Any] | None] = {
+        name: [getattr(message, field) for message in messages] for name, field in _FIELDS.items()
+    }
     found["given"] = [message.given for message in messages]
-    return found | {"dues": [None if message.due is None else micros(message.due) for message in messages]}
+    return found | {"dues": or_null([None if message.due is None else micros(message.due) for message in messages])}
 
 
 def is_plain(message: NewMessage) -> bool:
@@ -144,13 +146,21 @@ def is_plain(message: NewMessage) -> bool:
 
 def all_columns(messages: Sequence[NewMessage], brought: bool = False) -> dict[str, Any]:
     """Return the parameters of the function `bring`."""
-    found: dict[str, Any] = columns(messages)
+    found: dict[str, Any] = {**columns(messages)}
     for name in ("attempts", "crashes", "deliveries"):
         found[name] = [getattr(message, name) for message in messages]
     for name, field in {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}.items():
         texts = [getattr(message, field) for message in messages]
-        found[name] = [None if text is None else storable(text) for text in texts]
-    return found | {"batches": [message.batch for message in messages], "brought": brought}
+        found[name] = or_null([None if text is None else storable(text) for text in texts])
+    return found | {"batches": or_null([message.batch for message in messages]), "brought": brought}
+
+
+def or_null(values: list[Any]) -> list[Any] | None:
+    """Return an array as a parameter; NULL for one of NULLs alone, which says the same.
+
+    psycopg would write that as text, which under `array_nulls = off` holds the word NULL.
+    """
+    return None if values.count(None) == len(values) else values
 
 
 def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:

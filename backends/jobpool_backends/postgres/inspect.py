@@ -17,6 +17,7 @@ from typing import Any
 from jobpool.broker.values import Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.in_transaction import or_null
 from jobpool_backends.postgres.leases import numbers
 from jobpool_backends.shared import EDITED, MICRO, contains, micros, touchable
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
@@ -160,8 +161,8 @@ class Inspector:
             "old_priorities": [edit.seen.priority for edit in edits],
             "queues": [edit.queue for edit in edits],
             "priorities": [edit.priority for edit in edits],
-            "dues": [None if edit.due is None else micros(edit.due) for edit in edits],
-            "bodies": [edit.body for edit in edits],
+            "dues": or_null([None if edit.due is None else micros(edit.due) for edit in edits]),
+            "bodies": or_null([edit.body for edit in edits]),
         }
         [(letters,)] = self._database.run(_EDIT, asked)
         self._database.sweep()

@@ -14,6 +14,7 @@ from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
 from jobpool_backends.postgres.database import Database, calling
+from jobpool_backends.postgres.in_transaction import or_null
 from jobpool_backends.postgres.leases import lease_columns
 from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, micros
 
@@ -63,35 +64,35 @@ class PostgresKeys(KeyStore):
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         mosts, windows = [rate.most for rate in rates], [micros(rate.window) for rate in rates]
-        asked = (queue, [rate.name for rate in rates], mosts, windows, storable(token))
+        asked = (queue, [rate.name for rate in rates], mosts, windows, token)
         [(rests,)] = self._database.run_committed(calling("take_starts", 5), asked)
         self._sweep()
         return [rest / MICRO for rest in rests]
 
     def _holders(self, queue: str, name: str) -> list[str]:
-        return sorted(self._value("holders", queue, storable(name)))
+        return sorted(self._value("holders", queue, name))
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         self._value("put_records", space, list(records), list(records.values()), micros(ttl))
         self._sweep()
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._value("get_record", space, storable(key))
+        value: bytes | None = self._value("get_record", space, key)
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
-        rows = self._database.call("list_records", space, storable(prefix), storable(after), limit)
+        rows = self._database.call("list_records", space, prefix, after, limit)
         return [(key, value) for key, value in rows]
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._value("delete_records", space, list(map(storable, keys)))
+        self._value("delete_records", space, list(keys))
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         asked = (space, [name for name, _ in lines], [line for _, line in lines], keep)
         self._database.run_committed(calling("append_log", 4), asked)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
-        return [line for (line,) in self._database.call("read_log", space, storable(name), limit)]
+        return [line for (line,) in self._database.call("read_log", space, name, limit)]
 
     def _list_logs(self, space: str) -> list[str]:
         return list(self._value("list_logs", space, MAX_LISTED_LOGS))
@@ -120,7 +121,7 @@ def _wanted(asked: _Asked) -> dict[str, Any]:
         "wants": [_want(guards) for _, guards in asked],
         "scopes": [queue for queue, _ in fulls],
         "names": [name for _, name in fulls],
-        "fulls": list(fulls.values()),
+        "fulls": or_null(list(fulls.values())),
     }
 
 

@@ -27,6 +27,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Releas
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.enqueue import Enqueuer
+from jobpool_backends.postgres.in_transaction import or_null
 from jobpool_backends.shared import MICRO, SETTLED, delay_micros, micros, more_than, with_past
 from jobpool_backends.sql import number_of
 
@@ -263,7 +264,7 @@ def _term(settlement: Settlement, guards: Guards | None) -> _Term:
 
 def _columns(terms: list[_Term]) -> dict[str, Any]:
     verbs, delays, *texts = map(list, zip(*terms, strict=True))
-    named = zip(("reasons", "errors", "causes", "keys", "keeps", "starts"), texts, strict=True)
+    named = zip(("reasons", "errors", "causes", "keys", "keeps", "starts"), map(or_null, texts), strict=True)
     return {"verbs": "".join(verbs), "delays": numbers(delays), **dict(named)}
 
 

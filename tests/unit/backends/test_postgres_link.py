@@ -472,6 +472,7 @@ def of_code(code: str) -> psycopg.Error:
         ("57P02", BackendUnavailable, "restarts after a crash"),
         ("57P03", BackendUnavailable, "is starting or stopping: try again when it is up"),
         ("25P03", BackendUnavailable, "was idle in a transaction for too long"),
+        ("25P04", BackendUnavailable, "raise transaction_timeout"),
         ("25006", BackendUnavailable, "is a standby or read-only: name its primary"),
         ("57014", BackendUnavailable, "raise the option timeout"),
         ("58030", BackendUnavailable, "reports an input/output error: check its disk"),

@@ -163,11 +163,11 @@ INSERT INTO {schema}.heads (queue, priority) VALUES ('reports', 5);
 INSERT INTO {schema}.calls SELECT 'fetch:reports:c1', enqueued_at + 60000000, '7' FROM {schema}.messages LIMIT 1;
 """
 """What the calls of versions 1 and 2 wrote that are below."""
-_USED_BY_VERSION_1 = """
+_USED_BY_VERSION_6 = """
 SELECT {schema}.enqueue_one(name, true, 'reports', 'report', 5::smallint, NULL,
     convert_to('{"job":"report","payload":{},"queue":"reports"}', 'UTF8'))
 FROM unnest('{leased, failed, waits}'::text[]) AS name;
-SELECT * FROM {schema}.fetch('reports', 2, 300000000, 'c1', 7);
+SELECT * FROM {schema}.lease('reports', 2, 300000000, 'c1', 7);
 SELECT {schema}.settle('c2', '{}', '{}', '{}', '{reports}', '{2}', '{7}', 'b', '{-1}', '{timeout}', '{too late}');
 """
 _SHAPE = {
@@ -193,10 +193,12 @@ def make_version(rig: Rig, version: int) -> None:
 
 
 FORMER = (
+    '"fetch"(name text, most integer, length bigint, call text, new_holder bigint)',
     "take_fresh(name text, most integer, may_step boolean)",
     "take_unknown(name text, below smallint, above smallint, most integer)",
 )
 FORMER_OF_VERSION_2 = (
+    "take_start(scope text, rate text, most integer, length bigint, start text)",
     "is_known(ident text, is_given boolean, now bigint)",
     "mark_done(scope text, done_key text, known_until bigint)",
 )
@@ -237,7 +239,7 @@ def test_what_version_1_left_behind_goes_on(rig: Rig) -> None:
     rig.ask(_LEFT_BEHIND)
     backend = rig.open()
     assert [message.id for message in backend.list_messages()] == ["leased", "failed", "waits", "last"]
-    [held] = backend._leases._leased("reports", lost_leases(rig), backend.clock.boot())
+    [held] = repeated_fetch(rig, backend)
     guards = Guards(key="order-17")
     assert backend.keys.begin_many([(held, guards)])[0]
     assert backend.ack(held.guarded(guards)) is Settled.OK
@@ -249,21 +251,6 @@ def test_what_version_1_left_behind_goes_on(rig: Rig) -> None:
     known = backend.enqueue(a_job(unique=True, idempotency_key="order-18"))
     assert backend.enqueue(a_job(unique=True, idempotency_key="order-18")) == known
     assert backend.stats("reports").waiting == 4
-
-
-def lost_leases(rig: Rig) -> list[tuple[object, ...]]:
-    """Ask again for what the fetch of version 1 answered, which did not tell what had begun."""
-    answered = rig.ask("SELECT * FROM {schema}.fetch('reports', 2, 300000000, 'c1', 8)")
-    return [(*row[:8], False, *row[8:]) for row in answered]
-
-
-def test_a_pool_of_version_1_that_is_connected_goes_on_with_the_current_schema(rig: Rig) -> None:
-    """It sends the calls that it always sent."""
-    rig.open().prepare()
-    rig.ask(_USED_BY_VERSION_1)
-    assert rig.ask("SELECT {schema}.settle('c3', '{reports}', '{1}', '{7}')") == [("o",)]
-    states = {message.id: message.state.value for message in rig.open().list_messages()}
-    assert states == {"failed": "dead", "waits": "waiting"}
 
 
 _BACK_TO_VERSION_6 = (
@@ -311,7 +298,7 @@ def test_an_answer_of_functions_that_changed_during_the_call_is_asked_for_again(
 
 def test_jobs_of_version_6_are_members_of_nothing(rig: Rig) -> None:
     rig.open().prepare()
-    rig.ask(_USED_BY_VERSION_1)
+    rig.ask(_USED_BY_VERSION_6)
     for statement in _BACK_TO_VERSION_6:
         rig.ask(statement)
     backend = rig.open()
@@ -416,7 +403,7 @@ def old(rig: Rig) -> Rig:
 
 
 def repeated_fetch(rig: Rig, backend: PostgresBackend) -> list[JobLease]:
-    """What the fetch of version 2 answered, asked for again."""
+    """What the fetch of an old version answered, asked for again."""
     rows = rig.ask("SELECT * FROM {schema}.lease('reports', 2, 300000000, 'c1', 8)")
     return backend._leases._leased("reports", rows, backend.clock.boot())
 
@@ -445,4 +432,4 @@ def test_a_pool_of_version_2_that_is_connected_goes_on_beside_posts_and_claims(o
     for sql, columns in _CALLS_OF_VERSION_2.items():
         assert {len(row) for row in old.ask(sql)} <= {columns}, sql
     assert old.ask("SELECT {schema}.settle('c3', '{reports}', '{1}', '{7}')") == [("o",)]
-    assert old.ask("SELECT id FROM {schema}.fetch('reports', 5, 300000000, 'c4', 9)") == []
+    assert old.ask("SELECT id FROM {schema}.lease('reports', 5, 300000000, 'c4', 9)") == []

@@ -77,7 +77,7 @@ def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     backend.enqueue_many(numbered(6))
-    sql = "SELECT id FROM {schema}.fetch(%s, 3, 30000000, 'f1', 77)"
+    sql = "SELECT id FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)"
     first = call(rig, connection, sql, QUEUE)
     with ThreadPoolExecutor(1) as threads:
         repeated = threads.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
@@ -284,7 +284,7 @@ def test_no_floor_hides_what_a_fetch_gave_back_by_its_end(
     rig.lower_step(5)
     backend.enqueue_many(numbered(301))
     assert payloads(backend.fetch_many(QUEUE, limit=1)) == [0]
-    call(rig, connection, "SELECT FROM {schema}.fetch(%s, 3, 30000000, 'f1', 77)", QUEUE)
+    call(rig, connection, "SELECT FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)", QUEUE)
     for _ in range(20):
         leases = backend.fetch_many(QUEUE, limit=10)
         backend.settle_many([(lease, Ack()) for lease in leases])
@@ -355,7 +355,7 @@ def test_floors_lose_nothing_whatever_commits_when(rig: Rig, backend: PostgresBa
     def give_up(number: int) -> None:
         with psycopg.connect(rig.server.url()) as connection:
             while time.monotonic() < over:
-                call(rig, connection, "SELECT FROM {schema}.fetch(%s, 5, 30000000, 'f', %s)", QUEUE, number)
+                call(rig, connection, "SELECT FROM {schema}.lease(%s, 5, 30000000, 'f', %s)", QUEUE, number)
                 time.sleep(0.003)
                 connection.rollback()
 
@@ -677,3 +677,15 @@ def test_a_count_over_many_queues_takes_few_statements(rig: Rig, monkeypatch: py
 
 def test_as_many_crashes_are_allowed_as_anybody_writes(rig: Rig) -> None:
     assert rig.open().reap(QUEUE, ReapPolicy(max_crashes=2**40)) == []
+
+
+def test_arrays_are_read_as_they_are_meant_under_array_nulls_off(rig: Rig) -> None:
+    backend = rig.open(options="-c array_nulls=off")
+    idents = backend.enqueue_many(numbered(3))
+    later = backend.enqueue_many([a_job(scheduled_at=at(time.time() + 9), idempotency_key="NULL", batch=None)] * 2)
+    leases = backend.fetch_many(QUEUE, limit=3)
+    assert [lease.id for lease in leases] == idents
+    answers = backend.settle_many([(leases[0], Nack()), (leases[1], Abandon("failed")), (leases[2], Release())])
+    assert answers == [Settled.OK] * 3
+    errors = {message.last_error for message in backend.list_messages()}
+    assert (errors, backend.stats(QUEUE).delayed) == ({None}, len(later))

@@ -16,8 +16,9 @@ from support.servers import PostgresServer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
-from jobpool.broker.values import LOOK_INTERVAL_S
+from jobpool.broker.values import LOOK_INTERVAL_S, NewBatch
 from jobpool.errors import BackendUnavailable
+from jobpool.message.settlement import Settled
 from jobpool_backends.postgres import PostgresBackend, wait
 from jobpool_backends.postgres.wait import UNNOTIFIED_LOOK_INTERVAL_S, channel
 
@@ -353,7 +354,7 @@ def test_waiting_needs_no_thread_of_its_own(rig: Rig) -> None:
     assert threading.active_count() == before
 
 
-def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig) -> None:
+def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig, threads: ThreadPoolExecutor) -> None:
     backend = rig.open()
     backend.wait_any([QUEUE], 0.5)
     ear = listeners(rig)
@@ -363,5 +364,21 @@ def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig) -> None
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    time.sleep(0.2)
+    found = asleep(rig, backend, threads)
+    rig.open().enqueue(a_job())
+    assert found.result(10.0) == QUEUE
     assert listeners(rig) == ear != []
+
+
+def test_a_sweep_forgets_waiters_for_jobs_that_have_ended(rig: Rig) -> None:
+    """They were killed, or woken for another job."""
+    backend = rig.open()
+    for number in range(3):
+        backend.enqueue(a_job(number, identifier=f"job-{number}"))
+    backend.batches.open(NewBatch("open"))
+    rig.ask("INSERT INTO {schema}.sleepers SELECT unnest('{=job-0,=job-1,=job-2,=gone,=open,reports}'::text[])")
+    lease, other = backend.fetch_many(QUEUE, limit=2)
+    assert backend.ack(lease) is Settled.OK
+    assert backend.abandon(other, "failed") is Settled.OK
+    rig.ask("SELECT {schema}.sweep(9)")
+    assert sorted(rig.ask("SELECT queue FROM {schema}.sleepers")) == [("=job-2",), ("=open",), ("reports",)]

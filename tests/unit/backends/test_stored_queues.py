@@ -299,6 +299,7 @@ class TestTodaysCodeWritesWhatThatCodeReads:
         # Parts of `settle`, of `lease` and claims, and of `bring`, which alone call them.
         within = {"is_known", "mark_done", "settle_acks", "settle_one"}
         within |= {"take_free", "take_fresh", "take_unknown"}
+        within |= {"fetch", "take_start"}  # kept for pools that were older still
 
         def is_there(name: str, parameters: str, result: str) -> bool:
             """More parameters than then have defaults: Postgres refuses a call that leaves out others."""

@@ -54,6 +54,13 @@ DECLARE
     kind text;
     found_now integer;
 BEGIN
+    -- A waiter that was killed, or woken for another of its jobs, has left its row; one that waits looks again anyway.
+    DELETE FROM {schema}.sleepers WHERE ctid = ANY (ARRAY(
+        SELECT s.ctid FROM {schema}.sleepers s
+        WHERE s.queue >= '=' AND s.queue < '>'
+            AND NOT EXISTS (SELECT FROM {schema}.messages m WHERE m.id = substr(s.queue, 2) AND m.state <> 3)
+            AND NOT EXISTS (SELECT FROM {schema}.batches b WHERE b.id = substr(s.queue, 2) AND b.ended_at IS NULL)
+        ORDER BY s.queue FOR UPDATE SKIP LOCKED));
     FOREACH kind IN ARRAY '{calls, ended, uniques, done, starts, records, results, batches}'::text[] LOOP
         EXECUTE format(
             'DELETE FROM {schema}.%1$I WHERE ctid = ANY (ARRAY(

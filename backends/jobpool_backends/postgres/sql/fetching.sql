@@ -108,18 +108,6 @@ BEGIN
     RETURN QUERY SELECT l.* FROM {schema}.take_leases(name, most, length, call, new_holder, false) l;
 END $$;
 
--- The same, as programs of versions before 5 ask for it.
-CREATE OR REPLACE FUNCTION {schema}.fetch(name text, most integer, length bigint, call text, new_holder bigint)
-RETURNS TABLE (
-    priority smallint, seq bigint, id text, body bytea, attempts integer, crashes integer, deliveries bigint,
-    enqueued_at bigint, holder bigint, remaining bigint
-) LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN QUERY
-    SELECT l.priority, l.seq, l.id, l.body, l.attempts, l.crashes, l.deliveries, l.enqueued_at, l.holder, l.remaining
-    FROM {schema}.lease(name, most, length, call, new_holder) l;
-END $$;
-
 -- Where the first leases of one queue are, as of the same moment as the statement that asks.
 CREATE OR REPLACE FUNCTION {schema}.first_leases(name text) RETURNS SETOF tid LANGUAGE plpgsql STABLE AS $$
 BEGIN

@@ -21,13 +21,6 @@ BEGIN
     RETURN rests;
 END $$;
 
--- The same under one rate, as programs of versions before 5 ask for it.
-CREATE OR REPLACE FUNCTION {schema}.take_start(scope text, rate text, most integer, length bigint, start text)
-RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN ({schema}.take_starts(scope, ARRAY[rate], ARRAY[most], ARRAY[length], start))[1];
-END $$;
-
 -- Microseconds until a rate has room for one more start; 0: there is, or this start has been counted. A clock that was
 -- set back leaves starts in the future: do not wait for those further off than a window.
 CREATE OR REPLACE FUNCTION {schema}.time_to_start(
