@@ -450,7 +450,7 @@ def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDef
     for definition in map(definition_of, jobs):
         batch.append(definition)
         with suppress(TypeError):  # changed since it was checked: the backend says what is wrong
-            room -= len(orjson.dumps(definition.payload))
+            room -= len(orjson.dumps((definition.payload, definition.meta, definition.then)))
         if len(batch) == BATCH or room <= 0:
             yield batch
             batch, room = [], BATCH_BYTES

@@ -206,19 +206,21 @@ def hook_job(
         envelope.payload,
         meta=envelope.user_meta,
     )
-    ident = copy_id(ON_DEATH, whole.id, deliveries)
-
-    def made(dead: DeadJob) -> JobDefinition:
-        trace = {TRACEPARENT: dead.meta[TRACEPARENT]} if TRACEPARENT in dead.meta else {}
-        job = JobDefinition(ON_DEATH, dead, priority=0, queue=queue, identifier=ident, meta=trace)
-        check(job)
-        return job
-
     smaller = replace(whole, payload=None, payload_left_out=True)
     for dead in (whole, smaller):
         with suppress(JobpoolError):
-            return made(dead)
-    return made(replace(smaller, error=error and cap_text(error, MIN_ERROR_BYTES), stack="", output="", meta={}))
+            return _job_of(dead, deliveries, check)
+    facts = replace(smaller, error=error and cap_text(error, MIN_ERROR_BYTES), stack="", output="", meta={})
+    return _job_of(facts, deliveries, check)
+
+
+def _job_of(dead: DeadJob, deliveries: int, check: Callable[[JobDefinition], object]) -> JobDefinition:
+    """Return the job that brings this record, checked."""
+    trace = {name: dead.meta[name] for name in (TRACEPARENT,) if name in dead.meta}
+    ident = copy_id(ON_DEATH, dead.id, deliveries)
+    job = JobDefinition(ON_DEATH, dead, priority=0, queue=dead.queue, identifier=ident, meta=trace)
+    check(job)
+    return job
 
 
 def hook_job_of_abandoned(
