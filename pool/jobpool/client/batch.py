@@ -44,7 +44,7 @@ class Batch:
             return self._jobs.enqueue(definition_of(job).with_batch(self.id))
 
     def add_many(self, jobs: Iterable[JobDefinition | JobBuilder]) -> list[str]:
-        """Enqueue any number of members, 1,000 in a round trip; their ids, in order. Raises as `add`."""
+        """Enqueue any number of members, a batch in a round trip; their ids, in order. Raises as `add`."""
         with _telling_why(self._jobs, self.id):
             return self._jobs.enqueue_many(definition_of(job).with_batch(self.id) for job in jobs)
 

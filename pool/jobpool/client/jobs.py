@@ -120,7 +120,7 @@ class Jobs:
     def enqueue_many(
         self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = _OUR_OWN
     ) -> list[str]:
-        """Enqueue any number of jobs, 1,000 or 4 MiB of payloads in a round trip; their ids, in order.
+        """Enqueue any number of jobs, 1,000 or 4 MiB in a round trip; their ids, in order.
 
         Each of these is enqueued whole or not at all; when it raises, those before are in the queue. `jobs` may be a
         generator: it is read as the batches are sent. With a `connection` all are part of its transaction.
