@@ -12,7 +12,7 @@ from jobpool.errors import InvalidJob, JobpoolError, UnknownJob
 from jobpool.message.batches import NOT_OPEN, BatchCall, BatchStatus
 from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
-from jobpool.message.names import check_identifier
+from jobpool.message.names import LONGEST_IDENTIFIER, check_identifier
 from jobpool.message.results import JobHandle
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Batch:
             return self._jobs.enqueue(definition_of(job).with_batch(self.id))
 
     def add_many(self, jobs: Iterable[JobDefinition | JobBuilder]) -> list[str]:
-        """Enqueue any number of members, 1,000 in a round trip; their ids, in order. Raises as `add`."""
+        """Enqueue any number of members, a batch in a round trip; their ids, in order. Raises as `add`."""
         with _telling_why(self._jobs, self.id):
             return self._jobs.enqueue_many(definition_of(job).with_batch(self.id) for job in jobs)
 
@@ -121,6 +121,9 @@ def _callback(callback: Callback, name: str, batch: str) -> JobDefinition:
             f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter"
             " batch: dict | None = None, and what else it takes by handler.define(…)"
         ) from None
+    most = LONGEST_IDENTIFIER - len(f":{name}")
+    if definition.identifier is None and len(batch) > most:
+        raise InvalidJob(f"the identifier of a batch with {name} has at most {most} characters, not {len(batch)}")
     return definition.with_identifier(definition.identifier or f"{batch}:{name}")
 
 

@@ -120,7 +120,7 @@ class Jobs:
     def enqueue_many(
         self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = _OUR_OWN
     ) -> list[str]:
-        """Enqueue any number of jobs, 1,000 or 4 MiB of payloads in a round trip; their ids, in order.
+        """Enqueue any number of jobs, 1,000 or 4 MiB in a round trip; their ids, in order.
 
         Each of these is enqueued whole or not at all; when it raises, those before are in the queue. `jobs` may be a
         generator: it is read as the batches are sent. With a `connection` all are part of its transaction.
@@ -450,7 +450,7 @@ def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDef
     for definition in map(definition_of, jobs):
         batch.append(definition)
         with suppress(TypeError):  # changed since it was checked: the backend says what is wrong
-            room -= len(orjson.dumps(definition.payload))
+            room -= len(orjson.dumps((definition.payload, definition.meta, definition.then)))
         if len(batch) == BATCH or room <= 0:
             yield batch
             batch, room = [], BATCH_BYTES

@@ -114,6 +114,7 @@ class Parameters:
     Worked out once per handler and not once per job.
 
     Attributes:
+        hints: Its annotations by name.
         context: Name of the first one, if it gets the job's context; "" = none does.
         read: Makes arguments of a payload, by position and by name, or raises `Mismatch`; None = it takes
             its context alone, annotated so, and any payload.
@@ -122,7 +123,7 @@ class Parameters:
     def __init__(self, function: Callable[..., Any]) -> None:
         known = parameters_of(function)
         every = [Parameter("ctx", Parameter.POSITIONAL_ONLY)] if known is None else known
-        hints = hints_of(function)
+        self.hints = hints = hints_of(function)
         takes_context = _takes_context(every, hints)
         self.context = every[0].name if takes_context else ""
         self._rest = every[1:] if takes_context else every
@@ -211,13 +212,14 @@ class Parameters:
         self._converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
         required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
         # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
-        if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._rest):
-            self._taken = {self.context, "self"}
+        further: Convert = unchanged
+        if self._rest and self._rest[-1].kind is Parameter.VAR_KEYWORD:
+            self._taken, further = {self.context, "self"}, converter(hints.get(self._rest[-1].name, Any))
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is not dict:
                 raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-            return (), fill(payload, "", self._converters, required, _IT_TAKES, self._taken)
+            return (), fill(payload, "", self._converters, required, _IT_TAKES, self._taken, further)
 
         return read
 

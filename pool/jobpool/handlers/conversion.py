@@ -13,7 +13,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -54,8 +54,6 @@ def converter(annotation: Any) -> Convert:
     """Return a function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
     if isinstance(annotation, typing.NewType):
         return converter(annotation.__supertype__)
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return _of_fields(annotation, fields_of, annotation)
     if callable(getattr(annotation, "model_validate", None)):
         return _model(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -64,14 +62,19 @@ def converter(annotation: Any) -> Convert:
         return _of_fields(annotation, _fields_of_typed_dict, dict)
     origin = typing.get_origin(annotation) or annotation
     inner = typing.get_args(annotation)
+    if dataclasses.is_dataclass(origin) and isinstance(origin, type):
+        return _of_fields(origin, lambda kind: fields_of(kind, inner), origin)
+    if isinstance(origin, type) and issubclass(origin, tuple) and hasattr(origin, "_fields"):
+        return _named_tuple(origin)
     if origin in _QUALIFIERS:
         return converter(inner[0])
     if origin in (typing.Union, types.UnionType):
         return _union(inner)
     if origin is typing.Literal:
         return _literal(inner)
-    if origin in (list, set, frozenset, Sequence):
-        return _items(list if origin is Sequence else origin, converter(inner[0]) if inner else unchanged)
+    if origin in (list, set, frozenset, Sequence) or (origin in (Iterable, Collection) and inner):
+        kind = origin if origin in (set, frozenset) else list
+        return _items(kind, converter(inner[0]) if inner else unchanged)
     if origin is tuple:
         return _tuple(inner)
     if origin in (dict, Mapping):
@@ -166,6 +169,18 @@ def _tuple(inner: tuple[Any, ...]) -> Convert:
         return tuple(part(item, f"{where}[{at}]") for at, (part, item) in pairs)
 
     return convert
+
+
+def _named_tuple(kind: Any) -> Convert:
+    known: list[Convert] = []
+
+    def build(value: Any, where: str) -> Any:
+        if not known:  # at the first value, as in `_of_fields`
+            hints = resolve_hints(kind)
+            known.append(_tuple(tuple(hints.get(name, Any) for name in kind._fields)))
+        return kind._make(known[0](value, where))
+
+    return build
 
 
 def _object(convert: Convert) -> Convert:
@@ -269,8 +284,10 @@ def _is_required(hint: Any, by_default: bool) -> bool:
     return by_default
 
 
-def fields_of(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
-    hints = resolve_hints(kind)
+def fields_of(kind: type, given: Sequence[Any] = ()) -> tuple[Mapping[str, Convert], list[str]]:
+    """Return the readers of a dataclass's fields, and those that are required. `given`: types of a generic one."""
+    variables = dict(zip(getattr(kind, "__parameters__", ()), given, strict=False))
+    hints = {name: _filled_in(hint, variables) for name, hint in resolve_hints(kind).items()}
     inits = {
         name: hint.type if isinstance(hint, dataclasses.InitVar) else Any
         for name, hint in hints.items()
@@ -285,6 +302,14 @@ def fields_of(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
     return {part.name: converter((hints | inits).get(part.name, Any)) for part in fields}, required
 
 
+def _filled_in(hint: Any, variables: Mapping[Any, Any]) -> Any:
+    """Return an annotation with the types that stand for its variables."""
+    inner = getattr(hint, "__parameters__", ()) if typing.get_origin(hint) else ()
+    if variables and inner:
+        return hint[tuple(variables.get(one, one) for one in inner)]
+    return variables.get(hint, hint) if isinstance(hint, typing.TypeVar) else hint
+
+
 def fill(
     value: Mapping[str, Any],
     where: str,
@@ -292,11 +317,12 @@ def fill(
     required: list[str],
     known: str,
     taken: Container[str] | None = None,
+    further: Convert = unchanged,
 ) -> dict[str, Any]:
     """Return the fields of an object, each converted. Raises `Mismatch`: one is missing or unknown, or does not fit.
 
     `known`: begins the list of fields in the text. `taken`: names that no further field may have; None = there are no
-    further fields.
+    further fields. `further`: reads these.
     """
     filled = {}
     for name, item in value.items():
@@ -304,7 +330,7 @@ def fill(
         if convert is not None:
             filled[name] = convert(item, f"{where}.{name}" if where else name)
         elif taken is not None and name not in taken:
-            filled[name] = item
+            filled[name] = further(item, _path(where, name))
         else:
             raise unknown(_path(where, name), known, fields)
     for name in required:  # last: a misspelt one is unknown first, and then the text tells the names
@@ -313,20 +339,32 @@ def fill(
     return filled
 
 
-def check_types(given: Any, back: Any, where: str = "") -> None:
+def check_types(given: Any, back: Any, where: str = "", hint: Any = None) -> None:
     """Raise `Mismatch` if an object is read as one of another type: of a base class, or the first of a union.
 
-    Of plain JSON values nothing is checked, as many types are read from them.
+    Of plain JSON values nothing is checked, as many types are read from them. An object may become one, unless its
+    own type is in the union. `hint`: the annotation, or those of an object's fields by name.
     """
     if type(given) is type(back) and given == back:
         return  # soon, for a long list of numbers
+    inner = (typing.get_args(hint) or (None,))[-1]  # of the items of a list, or the values of an object
     if isinstance(given, dict) and isinstance(back, dict):
         for name, item in given.items():
-            check_types(item, back.get(name), _path(where, name))
+            check_types(item, back.get(name), _path(where, name), hint.get(name) if isinstance(hint, dict) else inner)
     elif isinstance(given, list | tuple) and isinstance(back, list | tuple):
         for at, pair in enumerate(zip(given, back, strict=False)):
-            check_types(*pair, f"{where}[{at}]")
-    elif type(given) is not type(back) and not isinstance(given, _PLAIN) and not isinstance(back, _PLAIN):
+            check_types(*pair, f"{where}[{at}]", inner)
+    elif type(given) is type(back) and dataclasses.is_dataclass(given):
+        hints = resolve_hints(type(given))
+        for part in dataclasses.fields(given):
+            if part.init:
+                name = part.name
+                check_types(getattr(given, name), getattr(back, name), _path(where, name), hints.get(name))
+    elif (
+        type(given) is not type(back)
+        and not isinstance(given, _PLAIN)
+        and (not isinstance(back, _PLAIN) or type(given) in typing.get_args(hint))
+    ):
         kinds = f"a {type(given).__name__}, but the handler would get a {type(back).__name__}"
         raise Mismatch(f"{_named(where)} is {kinds}")
 

@@ -190,35 +190,30 @@ def hook_job(
     """
     if envelope.job == ON_DEATH or reason in NEVER_COPIED:
         return None
-    death = Death.from_text(cause) if cause else Death("")
-    whole = DeadJob(
-        envelope.identifier,
-        envelope.job,
-        envelope.name or envelope.job,
-        queue,
-        reason,
-        None if error is None else cap_text(error, MAX_ERROR_BYTES),
-        death.headline if death.how else "",
-        death.stack,
-        death.output,
-        attempts,
-        crashes,
-        envelope.payload,
-        meta=envelope.user_meta,
-    )
-    ident = copy_id(ON_DEATH, whole.id, deliveries)
-
-    def made(dead: DeadJob) -> JobDefinition:
-        trace = {TRACEPARENT: dead.meta[TRACEPARENT]} if TRACEPARENT in dead.meta else {}
-        job = JobDefinition(ON_DEATH, dead, priority=0, queue=queue, identifier=ident, meta=trace)
-        check(job)
-        return job
-
+    job, death = envelope, Death.from_text(cause) if cause else Death("")
+    error = error and cap_text(error, MAX_ERROR_BYTES)
+    how = death.headline if death.how else ""
+    ended = (queue, reason, error, how, death.stack, death.output, attempts, crashes)
+    whole = DeadJob(job.identifier, job.job, job.name or job.job, *ended, job.payload, meta=job.user_meta)
     smaller = replace(whole, payload=None, payload_left_out=True)
     for dead in (whole, smaller):
         with suppress(JobpoolError):
-            return made(dead)
-    return made(replace(smaller, error=error and cap_text(error, MIN_ERROR_BYTES), stack="", output="", meta={}))
+            return _job_of(dead, deliveries, check)
+    return _job_of(_facts_of(smaller), deliveries, check)
+
+
+def _facts_of(dead: DeadJob) -> DeadJob:
+    error = dead.error and cap_text(dead.error, MIN_ERROR_BYTES)
+    return replace(dead, error=error, stack="", output="", meta={})
+
+
+def _job_of(dead: DeadJob, deliveries: int, check: Callable[[JobDefinition], object]) -> JobDefinition:
+    """Return the job that brings this record, checked."""
+    trace = {name: dead.meta[name] for name in (TRACEPARENT,) if name in dead.meta}
+    ident = copy_id(ON_DEATH, dead.id, deliveries)
+    job = JobDefinition(ON_DEATH, dead, priority=0, queue=dead.queue, identifier=ident, meta=trace)
+    check(job)
+    return job
 
 
 def hook_job_of_abandoned(

@@ -14,11 +14,11 @@ from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
 from jobpool.telemetry.metrics.pages import (
     BOOT_LOOP,
-    BROKER_REFUSES,
     BROKER_SILENT,
     LOOP_LIMIT,
     MISSED,
     ready_children,
+    refuses,
     seconds_since,
 )
 
@@ -76,13 +76,13 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
 def _children(header: HeaderView) -> Check:
     ok = header.ready >= 1
     draining = ", draining" if ok and header.draining else ""
-    told = header.problem and not header.problem.startswith((BROKER_SILENT, BROKER_REFUSES))  # jobs may run with it
+    told = header.problem not in ("", BROKER_SILENT) and not refuses(header)  # jobs may run with it
     worry = f"{'; ' if ok else ': '}{header.problem}" if told else ""
     return Check("children", ok, f"{ready_children(header)}{draining}{worry}")
 
 
 def _broker(header: HeaderView, silent: float) -> Check:
-    if header.problem.startswith(BROKER_REFUSES):
+    if refuses(header):
         return Check("broker", False, header.problem)
     check = _regular("broker", header.backend, "answered well", "asked", silent, header.broker_interval)
     now = "; it does not answer now" if header.problem == BROKER_SILENT else ""

@@ -22,6 +22,7 @@ NEVER_STARTED_LIMIT = 3  # children in a row that die before they begin a messag
 MAX_EXTRA_MOVES = 8
 """Moves of one message past its budget, between queues for larger machines. Pools that name each other end so."""
 
+MIN_SNOOZE_S = 0.1  # without a delay it would be the first of its queue again, and no other job would run
 SIGNATURE_CHARS = 64  # that signing adds to a body
 
 LOOK_AGAIN_AFTER_S = 5.0
@@ -68,7 +69,9 @@ def decide(
             return _failed("timeout", error, lease, rules, retry, cause=cause)
         case ended.MemoryExceeded(error, cause):
             return _outgrown(error, cause, lease, rules, retry)
-        case ended.Snoozed(delay) | ended.Stopped(delay):
+        case ended.Snoozed(delay):
+            return Release(max(MIN_SNOOZE_S, _bounded(delay)))
+        case ended.Stopped(delay):
             return Release(_bounded(delay)) if delay else RELEASE
         case ended.Contended(delay):
             return Release(_bounded(delay), begun=False)

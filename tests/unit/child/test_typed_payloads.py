@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, Required, TypedDict, TypeVar
 from uuid import UUID
 
 import pydantic
@@ -25,6 +25,7 @@ from jobpool.handlers.conversion import Mismatch, converter
 from jobpool.handlers.handler import Handler
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import ResultKind
 
 
@@ -333,6 +334,54 @@ def test_a_value_that_the_handler_would_get_as_another_type_is_refused() -> None
     with pytest.raises(InvalidJob, match="field 'day' is a date, but the handler would get a datetime"):
         walk.define([], date(2026, 1, 1))
     assert walk.define([Cat("Tom")]).payload == {"pets": [{"name": "Tom"}]}
+
+
+class Stay(NamedTuple):
+    guest: str
+    until: date
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Box(Generic[T]):
+    value: T
+    more: list[T] = field(default_factory=list)
+
+
+@dataclass
+class Owner:
+    pet: Cat
+
+
+def test_named_tuples_generic_dataclasses_and_iterables_are_read_as_they_are_annotated() -> None:
+    day = date(2026, 1, 1)
+    for annotation, value in ((Stay, Stay("Ann", day)), (Box[date], Box(day, [day])), (Iterable[date], [day])):
+        asked = JobDefinition("any", [value]).payload[0]
+        assert converter(annotation)(asked, "") == value
+    with pytest.raises(Mismatch, match="field 'value' must be a date"):
+        converter(Box[date])({"value": 3}, "")
+    with pytest.raises(Mismatch, match="must be a list of 2"):
+        converter(Stay)(["Ann"], "")
+
+
+def test_further_fields_are_read_as_they_are_annotated() -> None:
+    def sums(ctx: JobContext, **amounts: int) -> None: ...
+
+    with pytest.raises(InvalidJob, match="field 'tax' must be a whole number, not '3'"):
+        Handler(sums).define(net=1, tax="3")  # type: ignore[arg-type]
+
+
+def test_an_object_inside_a_dataclass_or_of_a_union_does_not_change_its_type() -> None:
+    def adopt(ctx: JobContext, owner: Owner) -> None: ...
+
+    def book(ctx: JobContext, days: list[str | date]) -> None: ...
+
+    with pytest.raises(InvalidJob, match="field 'pet' is a Dog, but the handler would get a Cat"):
+        Handler(adopt).define(Owner(Dog("Rex")))
+    with pytest.raises(InvalidJob, match=r"field 'days\[1\]' is a date, but the handler would get a str"):
+        Handler(book).define(["today", date(2026, 1, 1)])
 
 
 def test_an_argument_named_self_is_refused_in_words() -> None:

@@ -119,6 +119,9 @@ def test_large_jobs_go_in_smaller_batches() -> None:
     Jobs(backend=recorder).enqueue_many(JobDefinition("report", body) for body in bodies)  # type: ignore[arg-type]
     assert recorder.batches == [4, 4, 10]
     assert [definition.payload for definition in recorder.jobs] == bodies
+    large = JobDefinition("report", meta={"text": "x" * 2**19}, then=(JobDefinition("report", "x" * 2**19),))
+    Jobs(backend=recorder).enqueue_many([large] * 9)  # type: ignore[arg-type]
+    assert recorder.batches[3:] == [4, 4, 1]
 
 
 def test_a_generator_is_read_as_the_batches_are_sent() -> None:

@@ -210,14 +210,20 @@ def test_what_a_handler_raises_on_purpose(
     assert message.state is state
 
 
-def test_a_snooze_burns_no_attempt(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+def test_a_snooze_burns_no_attempt_and_lets_others_run(
+    backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock
+) -> None:
     @registry.handler("report")
     def build(_ctx: JobContext) -> None:
         raise Snooze(after=0)
 
+    registry.handler("other")(lambda: None)
     put(backend, "report")
+    put(backend, "other")
     worker = QueueWorker(backend, registry)
-    assert [worker.process_once("reports") for _ in range(3)] == [WorkerResult(Status.RELEASED)] * 3
+    ends = [worker.process_once("reports").status for _ in range(2)]
+    clock.advance(0.2)
+    assert [*ends, worker.process_once("reports").status] == [Status.RELEASED, Status.ACKED, Status.RELEASED]
 
 
 def test_the_hard_timeout(backend: MemoryBackend, registry: HandlerRegistry) -> None:

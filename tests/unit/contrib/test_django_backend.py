@@ -198,6 +198,12 @@ def test_a_task_that_failed_for_good_tells_its_error(jobs: Jobs) -> None:
         ends.using(backend="keeping").get_result("0123456789abcdef")
 
 
+@pytest.mark.usefixtures("jobs")
+def test_the_arguments_of_a_task_that_waits_have_no_secrets() -> None:
+    result = ends.using(backend="keeping").enqueue("token=s3cr3t")
+    assert ends.using(backend="keeping").get_result(result.id).args == ["token=***"]
+
+
 def test_a_job_that_is_not_a_task_has_no_result_for_django(jobs: Jobs) -> None:
     registry = HandlerRegistry()
     registry.handler("plain")(lambda: {"task": "none"})

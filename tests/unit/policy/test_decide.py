@@ -110,6 +110,7 @@ def test_verdict() -> None:
         ),
         ("Retry in an endless time", RetryAsked(1e300, "later"), FIRST, Rules(), Nack(LONGEST, "later")),
         ("Snooze burns none", Snoozed(60.0), LAST, Rules(), Release(60.0)),
+        ("Snooze for no time", Snoozed(0.0), FIRST, Rules(), Release(0.1)),
         ("Snooze for ever", Snoozed(float("inf")), FIRST, Rules(), Release(LONGEST)),
         ("timeout", TimedOut("stack"), FIRST, Rules(), Nack(5.0, "stack")),
         ("last timeout", TimedOut("stack"), LAST, Rules(), Abandon("timeout", "stack")),

@@ -85,7 +85,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Return the `TaskResult` as it is now. Its value, and the arguments of a task that is done, have no secrets.
+        """Return the `TaskResult` as it is now. Its value and arguments have no secrets.
 
         Raises:
             NotImplementedError: `OPTIONS` has no `result_ttl`.

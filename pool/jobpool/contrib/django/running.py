@@ -29,6 +29,7 @@ from jobpool.contrib.django.framework import (
     task_started,
 )
 from jobpool.message.envelope import decode
+from jobpool.message.masking import Masker
 from jobpool.message.results import JobState, JobStatus
 
 HANDLER = "django.task"
@@ -148,7 +149,7 @@ def done_result(identifier: str, kept: Mapping[str, Any], ended_at: float | None
 
 def live_result(message: Message, status: JobStatus) -> Any:
     """Return the `TaskResult` of a task that waits, runs or has failed for good."""
-    payload = decode(message.body, attempts=message.attempts).payload
+    payload = Masker().result(decode(message.body, attempts=message.attempts).payload)  # as of one that is done
     result = new_result(find(payload["task"]), message.id, payload["args"], payload["kwargs"], payload["backend"])
     state = TaskResultStatus.RUNNING if status.state is JobState.RUNNING else TaskResultStatus.READY
     began, workers = _moment(status.since), [FORMER_WORKER] * message.attempts

@@ -70,12 +70,17 @@ def ready(header: HeaderView, now: float) -> Probe:
     children = ready_children(header)
     if header.ready < 1 or header.boot_failures >= BOOT_LOOP:
         return Probe(False, f"not ready: {children}" + (f"; {header.problem}" if header.problem else ""))
-    if header.problem.startswith(BROKER_REFUSES):
+    if refuses(header):
         return Probe(False, f"degraded: {header.problem}; {children}")
     silent = seconds_since(header.broker_ok_at, header, now)
     if silent > MISSED * header.broker_interval:
         return Probe(False, f"degraded: the broker last answered well {format_duration(silent)} ago; {children}")
     return Probe(True, f"ready: {children}" + (", draining" if header.draining else ""))
+
+
+def refuses(header: HeaderView) -> bool:
+    """Return whether the broker refuses the pool; the header's `problem` says why."""
+    return header.problem.startswith(BROKER_REFUSES)
 
 
 def ready_children(header: HeaderView) -> str:
