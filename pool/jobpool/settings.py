@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.broker.config_file import ConfigFile, find_config
-from jobpool.errors import LONGEST_WAIT_S, ConfigurationError
+from jobpool.errors import ConfigurationError
 from jobpool.message import setting_types
 from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
@@ -196,8 +196,8 @@ class Settings:
     ttl: float = _times(
         TIME, "Length of a lease; it is renewed after each third.", "30s", above=0, most=366 * 86400 - 1
     )
-    default_timeout: float = _times(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h", most=LONGEST_WAIT_S)
-    max_timeout: float = _times(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0", most=LONGEST_WAIT_S)
+    default_timeout: float = _times(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h")
+    max_timeout: float = _times(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0")
     kill_grace: float = _times(
         TIME, "Time from the timeout's alarm in the handler to the kill; cleanup has half of it.", "1s"
     )

@@ -18,7 +18,7 @@ import click
 from msgspec import structs
 
 from jobpool.cli import messages
-from jobpool.cli.messages import meet_queues, queue_option, read_filter, terms_argument
+from jobpool.cli.messages import meet_queues, queue_term, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
 from jobpool.cli.output import answer_json, note, plural, say
 from jobpool.cli.session import INTERRUPTED, Session
@@ -43,7 +43,7 @@ letters_argument = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 
 @click.command("list", cls=Command)
 @terms_argument
-@queue_option
+@queue_term
 @messages.limit_option
 @as_json
 def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
@@ -53,7 +53,7 @@ def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit
 
 @click.command("retry", cls=Command, short_help="Retry dead letters.")
 @letters_argument
-@queue_option
+@queue_term
 @all_option
 @option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Retry at most N a minute, evenly.")
 @option("--keep-counters", is_flag=True, help="Keep attempts, crashes and the last error.")
@@ -72,7 +72,7 @@ def dead_retry(session: Session, terms: tuple[str, ...], queue: str | None, rate
 
 @click.command("purge", cls=Command)
 @letters_argument
-@queue_option
+@queue_term
 @all_option
 @option("--older-than", metavar="TIME", help="Select letters that died longer ago; the same as age:>TIME.")
 @option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the newest N.")
@@ -91,7 +91,7 @@ def dead_purge(
 
 @click.command("purge", cls=Command, short_help="Delete messages.")
 @terms_argument
-@queue_option
+@queue_term
 @all_option
 @confirmed
 @as_json
@@ -148,7 +148,7 @@ def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[s
         if where.queue is None and not where.ids and (foreign := backend.foreign_queues()):
             raise Unsupported(
                 f"nothing was changed: jobs in {', '.join(foreign)} are other programs' by their look. Name the queue"
-                " that you mean (-Q), or keep apart by the option tube_prefix"
+                " that you mean (-Q); `jobpool doctor` says how to keep them apart"
             )
         if _goes_whole(backend, where):
             queues = queues or meet_queues(session, backend, where.queue)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from base64 import b64encode
@@ -15,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
+from jobpool.cli.enqueue import json_or_text, read_json
 from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say, table
@@ -69,7 +69,7 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     if "-" in messages:
         raise click.UsageError("`-` is not a message: --file - reads stdin, and '\"-\"' is that text")
-    values = map(_json_or_text, messages) if file is None else _from_lines(file)
+    values = map(json_or_text, messages) if file is None else _from_lines(file)
     with session.broker(makes=True) as backend, _wrong_usage():
         batches = _select(backend, queue).post_in_batches(values, ttl, delay)
         answer_ids(json_, batches, "message", "posted; the ids are on stdout")
@@ -243,27 +243,11 @@ def _wrong_usage() -> Iterator[None]:
         raise click.UsageError(str(error)) from None
 
 
-def _json_or_text(word: str) -> Any:
-    try:
-        return _read_json(word)
-    except (ValueError, RecursionError):
-        return word
-
-
-def _read_json(text: str | bytes) -> Any:
-    """Return a JSON value. Raises `ValueError`, also for NaN and Infinity, which only Python reads."""
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is none")
-
-
 def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield _read_json(line)
+                yield read_json(line)
             except (ValueError, RecursionError) as error:
                 raise InvalidJob(f"line {number} is not a JSON value: {error}") from None
 

@@ -14,10 +14,11 @@ from msgspec import structs
 
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
-from jobpool.cli.messages import meet_queues, moment, queue_option, terms_argument
+from jobpool.cli.messages import meet_queues, moment, queue_term, terms_argument
 from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
+from jobpool.message.names import check_queue
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
 from jobpool.settings import nearest
@@ -46,8 +47,16 @@ def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> da
             raise click.BadParameter(f"{text!r} is not a time: write 2h, or 2026-07-01T08:00+02:00") from None
 
 
+def _check_queues(_ctx: click.Context, _param: click.Parameter, queues: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names, all of which could be a queue's: before anything is done to the first."""
+    return tuple(map(check_queue, queues))
+
+
+queues_argument = click.argument("queues", nargs=-1, required=True, metavar="QUEUE...", callback=_check_queues)
+
+
 @click.command("pause", cls=Command, short_help="Pause queues for all pools.")
-@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@queues_argument
 @option("--reason", default="", metavar="TEXT", help="Reason, which `jobpool stats` shows.")
 @option("--until", callback=_until, metavar="TIME", help="Resume by itself then: 2h, or 2026-07-01T08:00+02:00.")
 @as_json
@@ -87,17 +96,19 @@ def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ..
 
 
 @click.command("resume", cls=Command, short_help="Resume paused queues.")
-@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
-def resume(session: Session, queues: tuple[str, ...]) -> None:
+@queues_argument
+@as_json
+def resume(session: Session, queues: tuple[str, ...], json_: bool) -> None:
     """Let pools fetch from these queues again."""
     from jobpool.broker import control
 
     with session.broker() as backend:
-        for queue in queues:
-            if control.resume(backend, queue):
-                say(f"{queue} is resumed")
-            else:
-                note(f"{queue} was not paused")
+        was_paused = {queue: control.resume(backend, queue) for queue in queues}
+    if json_:
+        answer_json([{"queue": queue, "resumed": was} for queue, was in was_paused.items()])
+        return
+    for queue, was in was_paused.items():
+        (say if was else note)(f"{queue} is resumed" if was else f"{queue} was not paused")
 
 
 @click.command("list", cls=Command)
@@ -165,7 +176,7 @@ def pools_resume(session: Session, ident: str) -> None:
 
 @click.command("cancel", cls=Command, short_help="Cancel jobs that wait, are delayed or run.")
 @terms_argument
-@queue_option
+@queue_term
 @bulk.all_option
 @option("--purge", is_flag=True, help="Remove them, in place of dead letters with the reason cancelled.")
 @time_option("--wait", default="10s", help="Wait for pools so long.  [default: 10s]")
@@ -226,7 +237,7 @@ def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: di
 
 @click.command("edit", cls=Command, common=SIGNER, short_help="Change when waiting jobs run, their priority or queue.")
 @terms_argument
-@queue_option
+@queue_term
 @bulk.all_option
 @option("--at", callback=_until, metavar="TIME", help="Run then: 2h from now, or 2026-07-01T08:00+02:00.")
 @option("--now", is_flag=True, help="Run now.")

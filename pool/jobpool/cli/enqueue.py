@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import SIGNER, Command, as_json, option, setting
+from jobpool.cli.options import SIGNER, Command, as_json, option, queue_option, setting
 from jobpool.cli.output import answer_ids, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, InvalidJob
@@ -36,7 +36,7 @@ Fit = Callable[[JobDefinition], JobDefinition]
 @click.argument("payload", nargs=-1)
 @setting("apps", "Options")
 @option("--no-check", is_flag=True, help="Do not import the app, and enqueue unseen.")
-@option("-Q", "--queue", metavar="NAME", help="Queue.  [default: the handler's; `default` if it names none]")
+@queue_option("Queue.  [default: the handler's; `default` if it names none]")
 @option("-p", "--priority", type=int, metavar="N", help="Priority, 0 to 255; smaller runs sooner.  [default: 5]")
 @option("--delay", metavar="TIME", help="Time from now before which it does not run.")
 @option("--max-retries", type=int, metavar="N", help="Number of retries after a failed first run.")
@@ -196,7 +196,7 @@ def read_payload(words: tuple[str, ...], fits: Callable[[str, Any], bool] | None
     """
     if len(words) == 1 and ("=" not in (text := words[0]) or text.lstrip()[:1] in ("{", "[", '"')):
         try:
-            return json.loads(text)
+            return read_json(text)
         except (ValueError, RecursionError) as error:
             raise click.UsageError(
                 f"the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written '\"like this\"'"
@@ -208,17 +208,27 @@ def read_payload(words: tuple[str, ...], fits: Callable[[str, Any], bool] | None
             raise click.UsageError(f"{word!r} is not key=value; give one JSON value, or only key=value words")
         if key in pairs:
             raise click.UsageError(f"{key!r} is given twice")
-        pairs[key] = _read_value(value)
+        pairs[key] = json_or_text(value)
         if fits and not fits(key, pairs[key]) and fits(key, value):
             pairs[key] = value
     return pairs
 
 
-def _read_value(text: str) -> Any:
+def json_or_text(word: str) -> Any:
+    """Return the JSON value that a word spells, or the word."""
     try:
-        return json.loads(text)
+        return read_json(word)
     except (ValueError, RecursionError):
-        return text
+        return word
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return a JSON value. Raises `ValueError`, also for NaN and Infinity, which only Python reads."""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is none")
 
 
 def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], fit: Fit) -> Iterator[JobDefinition]:
@@ -226,7 +236,7 @@ def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], 
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = read_json(line)
             if handler is not None:
                 value = {"handler": handler, "payload": value}
             elif not isinstance(value, dict) or "handler" not in value:
@@ -248,7 +258,7 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
         if "delay" in fields:
             due = now + timedelta(seconds=parse_duration(fields.pop("delay")))
             fields["scheduled_at"] = due.isoformat()
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise click.UsageError(str(error)) from None
     return check_may_start(JobDefinition.from_dict(fields), now)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.messages import moment
-from jobpool.cli.options import Command, as_json, option, time_option
+from jobpool.cli.options import Command, as_json, option, queue_option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
@@ -48,7 +48,7 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
     "--by", type=click.Choice(list(SPANS)), default="minute", help="With --rollup: span of a row.  [default: minute]"
 )
 @time_option("--since", default="1h", help="With --rollup: how far back.  [default: 1h]")
-@option("-Q", "--queue", metavar="QUEUE", help="Show this queue only.")
+@queue_option("Show this queue only.")
 @option("--handler", metavar="HANDLER", help="With --rollup: show this handler only.")
 @as_json
 def history(session: Session, job: str | None, rollup: bool, json_: bool, **asked: Any) -> None:

@@ -47,9 +47,11 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
     shared = directory / SHARED_FILE_NAME
     if not force and shared.is_file() and find_config(shared).values:
         raise click.UsageError(f"{shared} has a table [tool.jobpool], which {FILES[0]} would hide; --force writes it")
+    url, scheme = session.flags["backend"], None
+    if url is not None and url.encode(errors="replace").decode() != url:
+        raise click.UsageError("--backend has bytes that are not UTF-8, which no TOML file can hold: write them as %XX")
     with _written_to(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    url, scheme = session.flags["backend"], None
     if url is not None:  # first: a URL that does not work must not be written down
         session.flags["backend"] = from_directory(url, directory.absolute())  # as the file will mean it
         scheme = _prepare(session)
@@ -70,6 +72,11 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
     note("  jobpool top                                  # watch it, in another terminal")
 
 
+def _toml(text: str) -> str:
+    """Return it as a string of TOML: JSON's, but that an escape is never half of a character, and DEL has one."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _prepare(session: Session) -> str:
     """Make what the broker needs, and return its scheme."""
     with session.broker(makes=True) as broker:
@@ -87,11 +94,11 @@ def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
         if name == FILES[0]:
             text += _defaults(text)
             if url is not None:
-                text = text.replace(DEFAULT_BACKEND, f"backend = {json.dumps(url)}")  # strings are as in TOML
+                text = text.replace(DEFAULT_BACKEND, f"backend = {_toml(url)}")
                 if redact(url) != url:  # a password is for its owner's eyes
                     path.touch(mode=0o600)
                     path.chmod(0o600)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     note(f"wrote {' and '.join(str(directory / name) for name in names)}")
 
 

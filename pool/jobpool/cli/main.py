@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from jobpool.cli.session import INTERRUPTED, leave
-from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.errors import PASSING, ConfigurationError, JobpoolError
 from jobpool.message.printable import printable
 from jobpool.settings import REMOVED, SETTINGS, removed
 
@@ -356,8 +356,8 @@ def explained(error: Exception) -> tuple[int, str, str]:
         return error.exit_code, error.format_message(), ""
     if isinstance(error, JobpoolError):
         return USAGE if isinstance(error, ConfigurationError | ValueError) else FAILED, str(error), ""
-    if isinstance(error, OSError) and error.filename:
-        return FAILED, f"{error.filename}: {error.strerror}", ""
+    if isinstance(error, OSError) and (error.filename or error.errno in PASSING):  # a full disk, say
+        return FAILED, f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror), ""
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         return FAILED, OUT_OF_THREADS, ""
     from jobpool.broker.opening import faulty_package  # a verb that does not fail may have no use for it

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from jobpool.cli.options import BROKER, Command, as_json, bare_id, option
+from jobpool.cli.options import BROKER, Command, as_json, bare_id, option, queue_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
@@ -44,7 +44,7 @@ NEVER = 253_402_300_800.0  # Unix time of the year 10,000; a body may hold any
 TIMES = ("enqueued_at", "available_at", "died_at", "ends_at")
 
 terms_argument = click.argument("terms", nargs=-1, metavar="[FILTER]...")
-queue_option = option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
+queue_term = queue_option("The same as queue:NAME.")
 limit_option = option(
     "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all."
 )
@@ -54,7 +54,7 @@ names_option = option("-Q", "--queue", "more", multiple=True, metavar="NAME", he
 
 @click.command("list", cls=Command, short_help="List messages.")
 @terms_argument
-@queue_option
+@queue_term
 @limit_option
 @as_json
 def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
@@ -68,7 +68,7 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 
 @click.command("inspect", cls=Command, short_help="Show everything about one message.")
 @click.argument("ident", metavar="ID")
-@option("-Q", "--queue", metavar="NAME", help="Queue of the message, for brokers that cannot look in all queues.")
+@queue_option("Queue of the message, for brokers that cannot look in all queues.")
 @as_json
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message.

@@ -74,6 +74,17 @@ def _seconds(_ctx: click.Context, param: click.Parameter, text: str | None) -> f
         raise click.UsageError(f"{param.opts[-1]}: {error}") from None
 
 
+def queue_option(about: str) -> Callable[[Function], Function]:
+    """Return the option `-Q` of a verb for one queue: given twice, it must not silently mean the last."""
+    return option("-Q", "--queue", multiple=True, callback=_only, metavar="NAME", help=about)
+
+
+def _only(_ctx: click.Context, _param: click.Parameter, names: tuple[str, ...]) -> str | None:
+    if len(names) > 1:
+        raise click.UsageError(f"-Q names one queue here, not {' and '.join(names)}")
+    return next(iter(names), None)
+
+
 as_json = option("--json", "json_", is_flag=True, help="Answer with one JSON document.")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from jobpool.broker.opening import open_backend
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.ipc.board_layout import HeaderView, QueueDepth
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
@@ -33,7 +33,7 @@ log = logging.getLogger("jobpool.pool")
 def expected(pool: Settings, queues: Sequence[str], ended: int) -> int | None:
     """Return how many messages end in this run; `ended` of them have. Blocks for a call to the broker a queue.
 
-    None = nobody knows yet: the app that names the `queues` is being imported, or the broker does not answer.
+    None = nobody knows yet: the app that names the `queues` is imported yet, or the broker does not answer or refuses.
     """
     if pool.max_total and not pool.until_empty:
         return pool.max_total
@@ -42,7 +42,7 @@ def expected(pool: Settings, queues: Sequence[str], ended: int) -> int | None:
     try:
         with closing(open_backend(pool.backend)) as backend:
             found = ended + sum(backend.stats(queue).pending for queue in queues)
-    except BackendUnavailable:
+    except (AccessRefused, BackendUnavailable):
         return None
     return min(found, pool.max_total) if pool.max_total else found
 

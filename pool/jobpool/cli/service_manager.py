@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from jobpool.cli.progress import done, progress
 from jobpool.ipc.board_layout import HeaderView
+from jobpool.message.printable import one_line
 from jobpool.ops.runtime_dir import PoolFile
 from jobpool.ops.top import PoolSample
 from jobpool.telemetry.metrics.pages import live, ready
@@ -86,7 +87,7 @@ class Report:
         lines = [*self._changes(header, now, probe.ok)]
         if probe.text != self._said or now >= self._counted_at + COUNTS_EVERY_S:
             self._said, self._counted_at = probe.text, now
-            lines.append(f"STATUS={probe.text}; {header.waiting:,} waiting, {done(header):,} ended")
+            lines.append(f"STATUS={one_line(probe.text)}; {header.waiting:,} waiting, {done(header):,} ended")
         if probe.ok or (live(header, now).ok and (self._stopping or not self._ready)):
             lines.append("WATCHDOG=1")
         return lines

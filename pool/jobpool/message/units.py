@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 import re
 
+from jobpool.errors import LONGEST_WAIT_S
+
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+MAX_BYTES = (1 << 63) - 1  # more, which no machine has, fits into no signed 64-bit number of the kernel's
 BYTES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
@@ -16,7 +19,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_duration(value: object) -> float:
-    """Return seconds (>= 0, finite) from a number or a text: `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`."""
+    """Return seconds from a number or a text: `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`.
+
+    They are finite, and a hundred years at most.
+    """
     text = str(value).replace(" ", "")
     parts = _DURATION.findall(text)
     try:
@@ -24,19 +30,19 @@ def parse_duration(value: object) -> float:
         seconds = sum(float(number) * SECONDS[unit] for number, unit in parts) if has_units else float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f'{value!r} is not a duration: write seconds, such as 90, or "90s", "5m", "1h"')
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        long = ", a hundred years at most" if seconds > 0 else ""
+        raise ValueError(f'{value!r} is not a duration: write seconds, such as 90, or "90s", "5m", "1h"{long}')
     return seconds
 
 
 def parse_size(value: object) -> int:
     """Return bytes (>= 0) from a number or a text: `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of 1024."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
     match = _SIZE.fullmatch(str(value).strip())
-    if match is None or ("." in match[1] and not match[2]):
+    size = -1.0 if match is None or ("." in match[1] and not match[2]) else float(match[1]) * BYTES[match[2].upper()]
+    if not 0 <= size <= MAX_BYTES:
         raise ValueError(f'{value!r} is not a size: write bytes, such as 65536, or "64K", "512M", "2G"')
-    return int(float(match[1]) * BYTES[match[2].upper()])
+    return int(size)
 
 
 def check_number(value: float, what: str, *, nan: bool = False) -> float:

@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from face_boards import NOW, publish
@@ -16,7 +17,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli import progress
 from jobpool.cli.progress import bar, done, expected, live_summary, logged_summary, progress_bar, summary
 from jobpool.cli.session import check_apps, search_path
-from jobpool.errors import ConfigurationError
+from jobpool.errors import AccessRefused, ConfigurationError
 from jobpool.ipc.board_layout import HeaderView, QueueDepth
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.top import Watcher
@@ -67,6 +68,9 @@ def test_the_bar_counts_what_is_to_do_in_the_queues_of_the_pool(tmp_path: Path) 
     assert expected(replace(pool, max_total=6, until_empty=True), ["default", "other"], 5) == 6
     assert expected(replace(pool, max_total=6), [], 5) == 6
     assert expected(replace(pool, backend="redis://127.0.0.1:1"), ["default"], 5) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jobpool.cli.progress.open_backend", Mock(side_effect=AccessRefused("password")))
+        assert expected(pool, ["default"], 5) is None
 
 
 def test_the_bar_tells_how_far_how_fast_and_what_went_wrong() -> None:

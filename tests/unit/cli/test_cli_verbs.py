@@ -377,6 +377,18 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     assert "count_primes" in (tmp_path / "jobs.py").read_text()
 
 
+def test_what_only_python_reads_as_json_is_text(jobpool: Jobpool) -> None:
+    assert jobpool("enqueue", "report", "name=NaN", "n=1").exit_code == 0
+    [job] = json.loads(jobpool("list", "--json").stdout)
+    assert job["payload"] == {"name": "NaN", "n": 1}
+
+
+def test_init_writes_any_url_as_toml(jobpool: Jobpool) -> None:
+    for name in ("x\U0001f600", 'a"b', "a\\b", "a\x7fb", "a\tb"):
+        assert jobpool("init", "-b", f"sqlite:///{name}.db", "--force").exit_code == 0, name
+        assert load().backend.endswith(f"/{name}.db")
+
+
 def test_init_does_not_hide_the_settings_of_a_pyproject_unless_forced(jobpool: Jobpool, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.jobpool]\nworkers = 2\n")
     result = jobpool("init")

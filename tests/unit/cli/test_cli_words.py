@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -195,6 +196,10 @@ def test_settings_that_a_verb_has_no_use_for_may_be_set_elsewhere(
     monkeypatch.setenv("JOBPOOL_LOG_FORMAT", "json")
     assert jobpool("enqueue", "report", "-q").exit_code == 0
     assert jobpool("--name", "mine", "list").exit_code == 0
+
+
+def test_a_full_disk_is_no_fault_of_jobpool() -> None:
+    assert explained(OSError(errno.ENOSPC, "No space left on device")) == (1, "No space left on device", "")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])

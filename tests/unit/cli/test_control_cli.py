@@ -45,6 +45,16 @@ def test_a_pause_shows_in_stats_and_doctor_until_it_is_resumed(jobpool: Jobpool,
     assert control.read(broker).paused == {}
 
 
+def test_a_name_that_is_refused_keeps_the_others_as_they_are(jobpool: Jobpool, broker: QueueBackend) -> None:
+    assert jobpool("pause", "reports", "bad!name").exit_code == 2
+    assert control.read(broker).paused == {}
+    assert jobpool("pause", "reports").exit_code == 0
+    assert jobpool("resume", "reports", "bad!name").exit_code == 2
+    assert control.read(broker).paused.keys() == {"reports"}
+    answer = json.loads(jobpool("resume", "reports", "mails", "--json").stdout)
+    assert answer == [{"queue": "reports", "resumed": True}, {"queue": "mails", "resumed": False}]
+
+
 def test_a_pause_of_a_queue_that_nobody_knows_is_remarked(jobpool: Jobpool, broker: QueueBackend) -> None:
     result = jobpool("pause", "reprots")
     assert (result.exit_code, result.stdout) == (0, "reprots is paused\n")

@@ -77,6 +77,12 @@ def test_the_status_is_told_at_a_change_and_else_from_time_to_time(board: Scoreb
     assert "STATUS=not ready: 0 of 2" in report.next(header(board, ready=0, **alive), later)[0]
 
 
+def test_a_trouble_of_several_lines_is_no_message_of_its_own(board: Scoreboard) -> None:
+    lines = Report().next(header(board, ready=0, problem="the app fails\nSTOPPING=1"), NOW)
+    assert any("the app fails" in line for line in lines)
+    assert not any("\n" in line for line in lines)
+
+
 def test_the_variables_of_the_manager_are_taken_from_the_environment() -> None:
     for variables, found in [
         ({}, None),

@@ -286,8 +286,8 @@ def test_sizes_shares_and_durations_have_units() -> None:
 def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes() -> None:
     for key, value, sentence in [
         ("ttl", "0", "--ttl must be greater than 0, not "),
-        ("default_timeout", "1e10", "--default-timeout must be less than or equal to 3162240000 s (36600d00h), not"),
-        ("max_timeout", "1e10", "--max-timeout must be less than or equal to 3162240000 s (36600d00h), not '1e10'"),
+        ("default_timeout", "1e10", "--default-timeout: '1e10' is not a duration"),
+        ("max_timeout", "1e10", "--max-timeout: '1e10' is not a duration"),
         ("ttl", "soon", "--ttl: 'soon' is not a duration: write seconds, such as 90"),
         ("memory_limit", "much", "--memory-limit: 'much' is not a size"),
         ("output_cap", "10", "--output-cap must be greater than or equal to 1024"),

@@ -21,7 +21,24 @@ def test_a_duration_is_seconds_or_a_text_with_units() -> None:
         *[("1h", 3600.0), ("1h30m", 5400.0), ("1h 30m", 5400.0), ("2d", 172800.0), ("1w", 604800.0)],
     ]:
         assert parse_duration(text) == seconds, text
-    for wrong in ("", "5x", "m", "5m3", "-1", -1, "1h-3m", "nan", "inf", "1e400", True, None, [], {}):
+    for wrong in (
+        "",
+        "5x",
+        "m",
+        "5m3",
+        "-1",
+        -1,
+        "1h-3m",
+        "nan",
+        "inf",
+        "1e400",
+        "3.2e9",
+        "9" * 400,
+        True,
+        None,
+        [],
+        {},
+    ):
         with row(wrong), pytest.raises(ValueError, match='is not a duration: write seconds, such as 90, or "90s"'):
             parse_duration(wrong)
 
@@ -40,7 +57,7 @@ def test_a_size_is_bytes_or_a_text_with_units() -> None:
         *[("2G", 2 << 30), ("2GB", 2 << 30), ("2GiB", 2 << 30), ("1 T", 1 << 40), ("7B", 7)],
     ]:
         assert parse_size(text) == size, text
-    for wrong in ("", "M", "5X", "-1", -1, "1e3", True, None, 1.5):
+    for wrong in ("", "M", "5X", "-1", -1, "1e3", "9" * 400, "8388608T", True, None, 1.5):
         with row(wrong), pytest.raises(ValueError, match='is not a size: write bytes, such as 65536, or "64K"'):
             parse_size(wrong)
 

@@ -77,6 +77,16 @@ def test_tidying_leaves_the_newest_of_each_name_in_their_order(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_tidying_neither_follows_a_link_nor_stumbles_over_what_a_killed_process_left(tmp_path: Path) -> None:
+    path, other = tmp_path / "h.ndjson", tmp_path / "other"
+    other.write_text("mine")
+    history = HistoryFile(path, keep=2)
+    history.append([a_line("a", 1)])
+    path.with_name(f"{path.name}.{os.getpid()}.new").symlink_to(other)
+    history.tidy()
+    assert (other.read_text(), path.is_symlink(), ids(path, "a")) == ("mine", False, [1])
+
+
 def test_the_file_is_tidied_when_it_has_doubled(tmp_path: Path) -> None:
     path = tmp_path / "h.ndjson"
     history = HistoryFile(path, keep=10, tidy_from=10_000)

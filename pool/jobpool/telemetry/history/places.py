@@ -168,7 +168,8 @@ def _write(fd: int, line: bytes) -> None:
 
 
 def _write_all(path: Path, lines: Sequence[bytes], mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    path.unlink(missing_ok=True)  # one that a killed process left, or a link that another user laid there
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as stream:
         os.fchmod(fd, mode)
         stream.writelines(line + b"\n" for line in lines)
