@@ -128,7 +128,7 @@ end
 -- when it is due ('' = now), the end of its record, and its body. Number 0 is a queue that is out of reach. The body is
 -- then the whole message, and goes to the outbox of the first queue. `refused` messages are left out. `brought`: by a
 -- settlement or a batch, so that a message that is too late for its batch is added without one. One that moves here by
--- an outbox has the sequence of its old queue in place of a time. It is remembered by that and its id from now on: it may
+-- an outbox has the sequence of its old queue in place of a time. It is remembered by that and its id from now on. For it may
 -- be brought twice, and another message of its id may have ended here.
 -- Returns ids whose unique key another message has, each with that message's id; nil when there are none. Or it returns
 -- a batch that is not open: then nothing was added.
@@ -186,8 +186,10 @@ local function add(queues, names, words, at, count, refused, brought)
         many('ZADD', shared(queues[1], 'members:' .. batch), pairs_of)
     end
     for number, new in pairs(news) do
-        many('HSET', queues[number].ids, new.ids)
         many('HSET', queues[number].record, new.records)
+    end
+    for number, new in pairs(news) do
+        many('HSET', queues[number].ids, new.ids)
     end
     many('ZADD', queues[1].ended, scored(now + MEMORY, moved))
     return existing[1] and existing

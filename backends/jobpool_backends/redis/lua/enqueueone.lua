@@ -13,9 +13,9 @@ call('HSET', q.body, member, ARGV[5])
 call('ZADD', q.ready, 0, member)
 call('SADD', q.queues, ARGV[1])
 ring(q)
-if call('HSETNX', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) == 1 then -- late, as in add.lua
-    call('HSET', q.record, member, '0 0 0 - ' .. stamp .. ' ' .. ARGV[4])
-else -- a repeated call: seldom
+call('HSET', q.record, member, '0 0 0 - ' .. stamp .. ' ' .. ARGV[4])
+if call('HSETNX', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) == 0 then -- last, as in add.lua. A repeated call: seldom
     call('ZREM', q.ready, member)
+    call('HDEL', q.record, member)
     call('HDEL', q.body, member)
 end

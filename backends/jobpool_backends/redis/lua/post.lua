@@ -48,6 +48,6 @@ if #new.ids > 0 then
     many('ZADD', q.lives, new.lives)
     call('SADD', q.queues, name)
     call('SET', LEAD.last, digits(seq))
-    many('HSET', q.ids, new.ids) -- last, as in add.lua
     many('HSET', q.record, new.records)
+    many('HSET', q.ids, new.ids) -- last, as in add.lua
 end
