@@ -21,6 +21,7 @@ from jobpool.message.settlement import Release, Settled
 MICRO = 1_000_000
 Item = TypeVar("Item")
 K = TypeVar("K")
+R = TypeVar("R", bound=Struct)
 
 MAX_LISTED_LOGS = 10_000
 
@@ -82,11 +83,15 @@ class IdleConnections(Generic[C]):
         if not self.is_inherited:
             self.drop_idle()
 
-    def take(self) -> C | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+    def take(self, is_closed: Callable[[C], bool] | None = None) -> C | None:
+        """Return the one that was used last, or None; those that are seen to be closed are dropped, if asked for."""
+        with suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if is_closed is None or not is_closed(connection):
+                    return connection
+                connection.close()
+        return None
 
     def give_back(self, connection: C) -> None:
         self._idle.append(connection)
@@ -212,6 +217,12 @@ def with_past(message: NewMessage, past: Sequence[str | None]) -> NewMessage:
     error, cause = past
     error = error if message.last_error is None else message.last_error
     return replace(message, last_error=error, cause=cause if message.cause is None else message.cause)
+
+
+def with_texts(record: R, error: str | None, cause: str | None) -> R:
+    """Return the record of a message with another last error and cause; None = the one it has."""
+    texts = {"last_error": error, "cause": cause}
+    return replace(record, **{name: text for name, text in texts.items() if text is not None})
 
 
 def lifts_expiry(lease: JobLease, release: Release) -> bool:

@@ -243,6 +243,15 @@ def test_its_id_is_known_there_and_remembered_after_its_end(backend: QueueBacken
     assert backend.stats(THERE).pending == 0
 
 
+def test_a_message_is_not_lost_where_another_of_its_id_has_ended(backend: QueueBackend) -> None:
+    moved(backend, identifier="order-17")
+    backend.ack(a_lease(backend, THERE))
+    backend.enqueue(a_job("second", identifier="order-17", queue=QUEUE))
+    again = backend.fetch(QUEUE)  # None where the id is remembered in all queues
+    assert again is None or move(backend, again) is Settled.OK
+    assert backend.stats(THERE).pending == (again is not None)
+
+
 def test_a_batch_may_move_some_and_settle_others(backend: QueueBackend) -> None:
     backend.enqueue_many(numbered(5))
     leases = backend.fetch_many(QUEUE, limit=5)

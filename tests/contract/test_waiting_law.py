@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import FrameType
 
 import pytest
@@ -17,6 +18,8 @@ from support.stalls import Stopwatch
 import jobpool_backends
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, State, Verb
+from jobpool.errors import BackendUnavailable
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
@@ -127,6 +130,21 @@ def test_whoever_waits_comes_back_when_the_backend_is_closed(harness: Harness) -
         waits = [executor.submit(backend.wait_any, [QUEUE], 30.0) for _ in range(3)]
         backend.close()
         assert [wait.result(10.0) for wait in waits] == [None] * 3
+
+
+def test_a_fetch_that_waits_ends_when_the_backend_is_closed(harness: Harness) -> None:
+    backend = harness.open_live()
+
+    def fetch() -> JobLease | None:
+        with suppress(BackendUnavailable):
+            return backend.fetch(QUEUE, wait=30.0)
+        return None
+
+    with ThreadPoolExecutor(1) as executor:
+        waits = executor.submit(fetch)
+        time.sleep(0.2)
+        backend.close()
+        assert waits.result(10.0) is None
 
 
 @pytest.mark.spans

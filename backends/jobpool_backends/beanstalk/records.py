@@ -53,11 +53,6 @@ class Record(Struct, frozen=True, omit_defaults=True, tag_field="jobpool", tag=1
     def is_dead(self) -> bool:
         return self.died_at is not None
 
-    def with_texts(self, error: str | None, cause: str | None) -> Record:
-        """Return this with another last error and cause; None = the one it has."""
-        error, cause = self.last_error if error is None else error, self.cause if cause is None else cause
-        return replace(self, last_error=error, cause=cause)
-
 
 class ForeignRecord(Record, frozen=True):
     """The record of a job without a header, under a name made from the server's number. Its copies have a header."""

@@ -28,7 +28,7 @@ from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import Copy, new_copies, put_copies
 from jobpool_backends.beanstalk.records import EXPIRED, Charge, Record, charge, to_bytes, whole_seconds
 from jobpool_backends.reaping import NativeReaping
-from jobpool_backends.shared import lifts_expiry, with_past
+from jobpool_backends.shared import lifts_expiry, with_past, with_texts
 
 _MAX_FAILED_CALLS = 100  # calls that failed whose results are remembered
 # Command that ends a job → the good answer. `BURIED` to a release is a bad one.
@@ -134,10 +134,10 @@ class Settler:
         record = replace(held.record, deliveries=held.lease.deliveries)
         match settlement:
             case Nack(delay, error, cause):
-                retried = replace(record.with_texts(error, cause), attempts=record.attempts + 1)
+                retried = replace(with_texts(record, error, cause), attempts=record.attempts + 1)
                 return self._go_on(place, held, retried, whole_seconds(delay))
             case Abandon(reason, error, cause):
-                failed = replace(record.with_texts(error, cause), attempts=record.attempts + settlement.attempts)
+                failed = replace(with_texts(record, error, cause), attempts=record.attempts + settlement.attempts)
                 dead = replace(failed, reason=reason, died_at=self._clock.wall())
                 return self._go_on(place, held, dead, brought=new_copies(self._connections, brought))
             case Release(delay):

@@ -192,10 +192,7 @@ class Database(IdleConnections[Connection]):
             nap = min(nap * 2, _MAX_NAP_S)
 
     def _once(self, step: Callable[[Connection], Result], repeatable: bool) -> Result:
-        connection = self.take()
-        if connection is not None and not repeatable and connection.is_closed():
-            connection.close()
-            connection = None
+        connection = self.take(None if repeatable else Connection.is_closed)
         if connection is not None:
             try:
                 return self._use(connection, step)

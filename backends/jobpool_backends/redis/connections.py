@@ -164,10 +164,7 @@ class ServerLink(Link):
         """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""
         idle = self._idle if idle is None else idle
         idle.check_usable()
-        kept = idle.take()
-        if kept is not None and not repeatable and kept.is_closed():
-            kept.close()
-            kept = None
+        kept = idle.take(None if repeatable else Connection.is_closed)
         if kept is not None:
             try:
                 return self._work(kept, work, idle)

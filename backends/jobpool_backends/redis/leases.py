@@ -18,7 +18,7 @@ import orjson
 from msgspec.structs import replace
 
 from jobpool.broker.parts import Brought, Settlements
-from jobpool.broker.values import REMEMBER_CALLS, Reaped, ReapPolicy
+from jobpool.broker.values import REMEMBER_CALLS, NewMessage, Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool.message.definition import LONGEST
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
@@ -218,6 +218,11 @@ class Batch:
         self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
         # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
         self._followers.sort(key=lambda follower: not follower[1].deliveries)
+        if not reach:
+            self._followers = [
+                (number, _with_origin(new, settlements[places[number - 1]][0]) if new.deliveries else new)
+                for number, new in self._followers
+            ]
         for _, new in self._followers if reach else ():
             self._rows.setdefault(new.queue, [])
         self.queues = list(self._rows)
@@ -243,6 +248,12 @@ class Batch:
             ]
             words += [*self.queues, *(number for number, _ in self._followers), *messages_words(added, self.queues)]
         return words
+
+
+def _with_origin(new: NewMessage, lease: JobLease) -> NewMessage:
+    """Return a message that moves with its sequence here as a time of the past: by it `add.lua` knows it again."""
+    sequence = token_of(lease)[3:MEMBER_CHARS]
+    return replace(new, due=int(sequence) / MICRO) if sequence.isdecimal() else new
 
 
 def _encode(settlement: Settlement, letter: str, guards: Guards | None) -> tuple[str, Sequence[Word]]:

@@ -73,11 +73,6 @@ class Record(Struct, frozen=True, omit_defaults=True, tag_field="jobpool", tag=1
     def size(self) -> int:
         return len(self.write())
 
-    def with_texts(self, error: str | None, cause: str | None) -> Record:
-        """Return this with another last error and cause; None = the one it has."""
-        error, cause = self.last_error if error is None else error, self.cause if cause is None else cause
-        return replace(self, last_error=error, cause=cause)
-
     def message(self, *, message_id: str | None = None, due: float | None = None) -> ServiceBusMessage:
         """Return a message to send; a copy has another id. `due`: Unix time there, rounded up to a millisecond."""
         return ServiceBusMessage(

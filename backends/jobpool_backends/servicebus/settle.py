@@ -32,7 +32,7 @@ from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
 from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
 from jobpool_backends.servicebus.queue_client import Doubt, QueueReceiver
 from jobpool_backends.servicebus.records import Record, charge, copy_id
-from jobpool_backends.shared import grouped, lifts_expiry, micros, with_past
+from jobpool_backends.shared import grouped, lifts_expiry, micros, with_past, with_texts
 
 MAX_PARTIAL_CALLS = 1000  # calls answered in part whose answers are kept
 MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if it was too late
@@ -108,14 +108,16 @@ class Settler:
             case Ack():
                 return Plan(held, COMPLETE, [self._producer.outgoing(message) for message in brought])
             case Nack(delay=delay, error=error, cause=cause):
-                return self._copied(held, replace(record.with_texts(error, cause), attempts=record.attempts + 1), delay)
+                return self._copied(
+                    held, replace(with_texts(record, error, cause), attempts=record.attempts + 1), delay
+                )
             case Release():
                 if lifts_expiry(lease, settlement):
                     return self._copied(held, replace(record, begun=True), settlement.delay)
                 return self._copied(held, record, settlement.delay) if settlement.delay > 0 else Plan(held, ABANDON)
             case Abandon():
                 died = replace(record, attempts=record.attempts + settlement.attempts)
-                died = died.with_texts(settlement.error, settlement.cause)
+                died = with_texts(died, settlement.error, settlement.cause)
                 text = died.epitaph(micros(self._clock.wall()))
                 order = Disposition(BURY, settlement.reason, text)
                 return Plan(held, order, [self._producer.outgoing(message) for message in brought])

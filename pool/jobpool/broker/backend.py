@@ -17,6 +17,7 @@ A message is at every moment in exactly one state:
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import time
@@ -220,7 +221,8 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
             remaining = give_up - self.clock.mono()
             if leases or remaining <= 0:
                 return leases
-            self.wait_any([queue], remaining)
+            if self.wait_any([queue], remaining) is None:  # the time is over, or this was closed
+                give_up = -math.inf
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Wait until one of `queues` may have something to fetch, and return it; None after `timeout` seconds.

@@ -7,17 +7,21 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs import QUEUE, a_job
 from support.servers import RedisServer, free_port, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.tables import row
 from support.waiting import wait_until
 
+from jobpool import open_backend
+from jobpool.broker.packing import pack_all
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
+from jobpool.message.settlement import Ack
 from jobpool_backends.redis.address import Address, read_address
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.connections import Link, Script, ServerLink
@@ -543,3 +547,30 @@ def test_a_password_that_is_no_text_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"takes option password as a text") as caught:
         read("redis://localhost", password=12345)
     assert "12345" not in str(caught.value)
+
+
+@pytest.mark.parametrize("refused", ["EXISTS", "RPUSH", "SADD", "SET"])
+def test_what_a_script_that_was_cut_short_has_written_is_not_there_twice(start: Start, refused: str) -> None:
+    server = start()
+    with link_to(server) as link:
+        link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
+        backend = open_backend(server.url.replace("//", f"//few:{PASSWORD}@"))
+        backend.enqueue(a_job("first"))
+        lease = backend.fetch(QUEUE)
+        assert lease is not None
+        [plain] = pack_all(backend, [a_job("plain")])
+        given = a_job("given", identifier="order-17", idempotency_key="order-17", unique=True)
+        calls = [
+            lambda: backend._enqueue([plain]),
+            lambda: backend.enqueue(given),
+            lambda: backend.settle_many([(lease, Ack((a_job("follow-up"),)))]),
+        ]
+        for call in calls:
+            link.call("ACL", "SETUSER", "few", f"-{refused}")
+            with suppress(ConfigurationError):
+                call()
+            link.call("ACL", "SETUSER", "few", f"+{refused}")
+            call()
+        payloads = [found.envelope.payload for found in backend.fetch_many(QUEUE, limit=9)]
+        assert payloads == ["plain", "given", "follow-up"]
+        backend.close()

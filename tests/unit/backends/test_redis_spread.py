@@ -9,7 +9,7 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 
 from jobpool.message.guards import Guards, Hold, Rate
-from jobpool.message.settlement import Ack, Settled
+from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.records import read_entry
 
@@ -75,6 +75,20 @@ def test_follow_ups_of_the_same_queue_are_added_and_the_others_stand_in_its_outb
     message = read_entry(entry)
     assert (message.queue, message.priority, message.due, message.given) == ("mails", 3, 4_000_000_000.125, True)
     assert b'"there"' in message.body
+
+
+def test_a_moved_message_that_is_brought_twice_runs_once(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job(identifier="order-17", scheduled_at=at(1_000.0)))
+    [lease] = take(backend, 1)
+    backend.settle_many([(lease, Move("mails"))])
+    [entry] = rig.call("LRANGE", rig.key("outbox"), 0, -1)
+    for _ in range(2):
+        backend._enqueue([read_entry(entry)])
+        for there in backend.fetch_many("mails", limit=9):
+            assert (there.id, there.deliveries) == ("order-17", 2)
+            backend.ack(there)
+    assert backend.stats("mails").pending == 0
 
 
 def test_guards_and_unique_keys_stay_in_the_slot_of_their_queue(rig: Rig) -> None:

@@ -8,13 +8,14 @@ local stamp = digits(now)
 -- Of messages that come from another queue, by id: error and cause, fields in `batched`, and the member that is left.
 local carried, carried_batched, leaving = {}, {}, {}
 
--- The `ids` that must not be added: live, dead, or ended not long ago.
-local function known_among(q, ids, given)
+-- The `ids` that must not be added: live, dead, or ended not long ago. `given`: the ids that are remembered, with
+-- `names` in `ended`.
+local function known_among(q, ids, given, names)
     local known = {}
     for i, place in ipairs(ask('HMGET', q.ids, ids)) do
         known[ids[i]] = place and sub(place, 1, 19) ~= leaving[ids[i]]
     end
-    for i, memory in ipairs(ask('ZMSCORE', q.ended, given)) do
+    for i, memory in ipairs(ask('ZMSCORE', q.ended, names)) do
         known[given[i]] = known[given[i]] or (memory and tonumber(memory) > now)
     end
     return known
@@ -65,14 +66,13 @@ local function write_more(q, member, id, more)
     end
 end
 
--- The ids come last: where the server refuses a command in between, they are unknown still, and the call is repeated. A
--- fetch drops a member without a message.
+-- Write all but ids and records, which come last. Where the server refuses a command in between, the ids are unknown
+-- still, and a fetch drops a member without a record. So the call is repeated, and nothing is there twice.
 local function write_new(q, name, new)
+    many('HSET', q.body, new.bodies)
     many('ZADD', q.ready, new.ready)
     many('ZADD', q.delayed, new.delayed)
     many('ZADD', q.later, new.later)
-    many('HSET', q.record, new.records)
-    many('HSET', q.body, new.bodies)
     call('SADD', q.queues, name)
     for _, each in ipairs(new.more) do
         write_more(q, unpack(each))
@@ -80,7 +80,6 @@ local function write_new(q, name, new)
     if #new.batched > 0 then
         many('HSET', beside(q, 'batched'), new.batched)
     end
-    many('HSET', q.ids, new.ids)
     if #new.ready > 0 then
         ring(q)
     end
@@ -128,24 +127,32 @@ end
 -- `words` from `at` on: `count` ids, then five words of each message. These are the number of its queue, priority, time
 -- when it is due ('' = now), the end of its record, and its body. Number 0 is a queue that is out of reach. The body is
 -- then the whole message, and goes to the outbox of the first queue. `refused` messages are left out. `brought`: by a
--- settlement or a batch, so that a message that is too late for its batch is added without one.
+-- settlement or a batch, so that a message that is too late for its batch is added without one. One that moves here by
+-- an outbox has the sequence of its old queue in place of a time. It is remembered by that and its id from now on. For it
+-- may be brought twice, and another message of its id may have ended here.
 -- Returns ids whose unique key another message has, each with that message's id; nil when there are none. Or it returns
 -- a batch that is not open: then nothing was added.
 local function add(queues, names, words, at, count, refused, brought)
-    local ids, given, news, mores, taken, existing, joined = {}, {}, {}, {}, {}, {}, {}
+    local ids, given, remembered, moves, news, mores, taken, existing, joined = {}, {}, {}, {}, {}, {}, {}, {}, {}
     for i = 1, count do
         ids[i] = words[at + i - 1]
-        local tail = words[at + count + 5 * i - 2]
+        local due_at = at + count + 5 * i - 3
+        local tail = words[due_at + 1]
         local who = byte(tail)
         if who == 43 then -- +
             mores[i] = cjson.decode(sub(tail, 2))
             who = byte(mores[i].tail)
         end
         if who == 103 or who == 119 then -- g, w
-            given[#given + 1] = ids[i]
+            local due = mores[i] and sub(mores[i].counters, 1, 2) ~= '0 ' and words[due_at] or ''
+            if due ~= '' then -- it moves here by an outbox
+                moves[i], words[due_at] = ids[i] .. ' ' .. due, ''
+            end
+            push(given, ids[i])
+            push(remembered, moves[i] or ids[i])
         end
     end
-    local known = known_among(queues[1], ids, given)
+    local moved, known = {}, known_among(queues[1], ids, given, remembered)
     local seq = math.max(tonumber(call('GET', LEAD.last) or 0), now - 1)
     for i, id in ipairs(ids) do
         local from = at + count + 5 * (i - 1)
@@ -166,9 +173,11 @@ local function add(queues, names, words, at, count, refused, brought)
                 known[id] = true -- the same id again is the same message
                 seq = seq + 1
                 note_new(news, names, id, seq, words, from, more)
+                push(moved, moves[i])
             end
         end
     end
+    call('SET', LEAD.last, digits(seq))
     for number, new in pairs(news) do
         write_new(queues[number], names[number], new)
     end
@@ -176,6 +185,12 @@ local function add(queues, names, words, at, count, refused, brought)
         call('HINCRBY', shared(queues[1], 'batch:' .. batch), 'total', #pairs_of / 2)
         many('ZADD', shared(queues[1], 'members:' .. batch), pairs_of)
     end
-    call('SET', LEAD.last, digits(seq))
+    for number, new in pairs(news) do
+        many('HSET', queues[number].record, new.records)
+    end
+    for number, new in pairs(news) do
+        many('HSET', queues[number].ids, new.ids)
+    end
+    many('ZADD', queues[1].ended, scored(now + MEMORY, moved))
     return existing[1] and existing
 end

@@ -9,13 +9,12 @@ if last and tonumber(last) >= now then
     call('SET', LEAD.last, digits(seq))
 end
 local member = ARGV[3] .. format('%016.0f', seq)
-call('ZADD', q.ready, 0, member)
-call('HSET', q.record, member, '0 0 0 - ' .. stamp .. ' ' .. ARGV[4])
 call('HSET', q.body, member, ARGV[5])
+call('ZADD', q.ready, 0, member)
 call('SADD', q.queues, ARGV[1])
-if call('HSETNX', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) == 1 then -- last, as in add.lua
-    ring(q)
-else -- a repeated call: seldom
+ring(q)
+call('HSET', q.record, member, '0 0 0 - ' .. stamp .. ' ' .. ARGV[4])
+if call('HSETNX', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) == 0 then -- last, as in add.lua. A repeated call: seldom
     call('ZREM', q.ready, member)
     call('HDEL', q.record, member)
     call('HDEL', q.body, member)

@@ -1,7 +1,5 @@
 -- Removing messages of queue q for good.
 
-local MEMORY = 600 * 1000000 -- µs for which the id that a producer gave is known after its message has ended
-
 -- Drop a bounded number of ids that need not be remembered any longer.
 local function sweep(q, most)
     local over = call('ZCOUNT', q.ended, '-inf', now)

@@ -31,7 +31,7 @@ for i = 1, count do
     given[#given + 1] = ARGV[count + 4 * i - 1] == 'q' and ids[i] or nil
 end
 sweep_claims(q, SWEEP)
-local known = known_among(q, ids, given)
+local known = known_among(q, ids, given, given)
 local seq = math.max(tonumber(call('GET', LEAD.last) or 0), now - 1)
 for i, id in ipairs(ids) do
     if not known[id] then
@@ -41,13 +41,13 @@ for i, id in ipairs(ids) do
     end
 end
 if #new.ids > 0 then
+    many('HSET', q.body, new.bodies)
     many('ZADD', q.posts, new.free)
     many('ZADD', q.postsdelayed, new.delayed)
     many('ZADD', q.postslater, new.later)
     many('ZADD', q.lives, new.lives)
-    many('HSET', q.record, new.records)
-    many('HSET', q.body, new.bodies)
     call('SADD', q.queues, name)
     call('SET', LEAD.last, digits(seq))
+    many('HSET', q.record, new.records)
     many('HSET', q.ids, new.ids) -- last, as in add.lua
 end

@@ -9,3 +9,5 @@ end
 local function remember(key, lasts, text)
     call('SET', key, format('%016.0f', now + lasts) .. text, 'PX', digits(lasts / 1000 + 1))
 end
+
+local MEMORY = 600 * 1000000 -- µs for which the id that a producer gave is known after its message has ended

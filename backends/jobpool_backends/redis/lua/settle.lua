@@ -154,14 +154,14 @@ local function write(q, work)
     many('ZREM', q.leased, work.left)
     many('ZREM', q.leased, work.forfeited)
     many('ZADD', q.leased, scored(now, work.forfeited))
-    erase(q, work.ended, work.ids, work.given)
-    if #work.guarded > 0 then
-        let_go(q, work.guarded)
-    end
     many('HSET', q.record, work.changes)
     many('ZADD', q.ready, scored(0, work.ready))
     many('ZADD', q.delayed, work.delayed)
     many('ZADD', q.later, scored(0, work.later))
+    erase(q, work.ended, work.ids, work.given)
+    if #work.guarded > 0 then
+        let_go(q, work.guarded)
+    end
     annotate(q, work.edits)
     if #work.ready > 0 then
         ring(q)
