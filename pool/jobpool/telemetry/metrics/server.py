@@ -26,6 +26,7 @@ LOOK_ROUND = 0.25  # seconds between two looks for connections whose time is up
 CLOSE_LIMIT = 2.0
 ACCEPT_PAUSE_S = 0.1  # after a connection that could not be accepted: for lack of a descriptor, it fails again at once
 RESTART_PAUSE_S = 1.0
+ROOM_LIMIT_S = 1.0  # for which a new connection waits until threads have ended that were hung up on
 
 log = logging.getLogger("jobpool.metrics")
 
@@ -91,7 +92,7 @@ class _Http(ThreadingMixIn, TCPServer):
         self.address_family = family
         self.views = views
         self._open: dict[socket.socket, _Connection] = {}
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -105,7 +106,7 @@ class _Http(ThreadingMixIn, TCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give it a thread, at the cost of the oldest idle connection if there are too many."""
         thread = threading.Thread(target=self._serve, args=(request, client_address), name="scrape", daemon=True)
-        with self._lock:
+        with self._changed:
             if not self._make_room():
                 self.shutdown_request(request)
                 return
@@ -122,10 +123,11 @@ class _Http(ThreadingMixIn, TCPServer):
         if len(served) < MOST_CONNECTIONS:
             return True
         oldest = next((request for request, one in served if one.is_idle), None)
-        if oldest is None or len(self._open) >= 2 * MOST_CONNECTIONS:
+        if oldest is None:
             return False
         self._hang_up(oldest)
-        return True
+        # On a busy machine many threads may have been hung up on, and not have come to their end.
+        return self._changed.wait_for(lambda: len(self._open) < 2 * MOST_CONNECTIONS, ROOM_LIMIT_S)
 
     def _serve(self, request: Any, client_address: Any) -> None:
         try:
@@ -134,26 +136,27 @@ class _Http(ThreadingMixIn, TCPServer):
             self._forget(request)
 
     def _forget(self, request: Any) -> None:
-        with self._lock:
+        with self._changed:
             self._open.pop(request, None)
+            self._changed.notify()
 
     def answering(self, request: Any) -> None:
         """Note that this connection has sent its request."""
-        with self._lock:
+        with self._changed:
             if request in self._open:
                 self._open[request].is_idle = False
 
     def service_actions(self) -> None:
         """Hang up on requests whose time is over. Called by `serve_forever` now and then."""
         now = time.monotonic()
-        with self._lock:
+        with self._changed:
             for request, one in self._open.items():
                 if now >= one.deadline:
                     self._hang_up(request)
 
     def end_connections(self, limit: float) -> None:
         """Hang up on everybody and wait for their threads."""
-        with self._lock:
+        with self._changed:
             left = list(self._open.items())
             for request, _ in left:
                 self._hang_up(request)
