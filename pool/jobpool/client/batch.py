@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from jobpool.broker.control import CANCEL_WAIT_S, LOOK_EVERY_S, Cancel
 from jobpool.errors import InvalidJob, JobpoolError, UnknownJob
 from jobpool.message.batches import NOT_OPEN, BatchCall, BatchStatus
-from jobpool.message.builder import JobBuilder, definition_of
+from jobpool.message.builder import JobBuilder, check_distinct, definition_of
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import LONGEST_IDENTIFIER, check_identifier
 from jobpool.message.results import JobHandle
@@ -110,6 +110,7 @@ def open_batch(
     new = secrets.token_hex(8) if ident is None else check_identifier(ident)
     given = {"on_success": on_success, "on_done": on_done}
     callbacks = {name: _callback(callback, name, new) for name, callback in given.items() if callback is not None}
+    check_distinct(callbacks.values(), "as a callback")
     parent_id = parent.id if isinstance(parent, Batch) else parent
     if parent_id is not None:
         check_identifier(parent_id)

@@ -382,6 +382,25 @@ def test_what_is_no_job_cannot_come_after_one() -> None:
         JobDefinition("a", then=("b",))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (lambda job: job.identifier("order-17"), "the identifier of an earlier job, 'order-17': it would never run"),
+        (lambda job: job.idempotency_key("order-17"), "the idempotency key of queue 'default' of an earlier job"),
+    ],
+)
+def test_jobs_that_would_be_taken_for_one_before_them_are_refused(
+    jobs: Jobs, step: Callable[[JobBuilder], JobBuilder], told: str
+) -> None:
+    charge, ship = (step(jobs.define(name)) for name in ("charge", "ship"))
+    with pytest.raises(InvalidJob, match=f"^in a chain 'ship' has {told}"):
+        charge.then(jobs.define("pack")).then(ship).dispatch()
+    with pytest.raises(InvalidJob, match=f"^as a callback 'ship' has {told}"):
+        jobs.batch(on_success=ship, on_done=ship)
+    if "key" in told:
+        step(jobs.define("charge")).then(ship.queue("other")).dispatch()
+
+
 def test_a_broker_that_cannot_count_refuses() -> None:
     with Jobs("sync://") as jobs, pytest.raises(Unsupported, match="cannot count the jobs of a batch"):
         jobs.batch()
