@@ -517,6 +517,23 @@ def test_the_cancel_of_a_batch_spares_one_that_has_the_id_of_a_forgotten_member(
     assert known(backend, "inner").open
 
 
+def test_the_cancel_of_a_batch_ends_one_that_was_opened_in_it_meanwhile(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(backend, "outer")
+    close = backend.batches.close
+
+    def close_late(ident: str, stop: bool = False) -> None:
+        if ident == "outer":
+            opened(backend, "inner", parent="outer")
+        close(ident, stop)
+
+    monkeypatch.setattr(backend.batches, "close", close_late)
+    assert control.cancel(backend, ["outer"], wait=0.0) == {"outer": control.Cancel.CANCELLED}
+    assert known(backend, "inner").stopped
+    assert known(backend, "outer").has_ended
+
+
 @pytest.mark.parametrize("members", [0, 2])
 def test_one_that_is_stopped_has_no_success(backend: QueueBackend, members: int) -> None:
     opened(backend)

@@ -183,6 +183,7 @@ def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: 
     if batch.has_ended:
         return Cancel.ALREADY if batch.stopped else Cancel.ENDED
     backend.batches.close(batch.id, stop=True)
+    batch = backend.find_batch(batch.id) or batch  # others may have opened batches in it until then
     found = set()
     for ident in batch.nested:
         nested = backend.find_batch(ident)

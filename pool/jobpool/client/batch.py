@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
-from jobpool.broker.control import Cancel
+from jobpool.broker.control import CANCEL_WAIT_S, LOOK_EVERY_S, Cancel
 from jobpool.errors import InvalidJob, JobpoolError, UnknownJob
 from jobpool.message.batches import NOT_OPEN, BatchCall, BatchStatus
-from jobpool.message.builder import JobBuilder, definition_of
+from jobpool.message.builder import JobBuilder, check_distinct, definition_of
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import LONGEST_IDENTIFIER, check_identifier
 from jobpool.message.results import JobHandle
@@ -84,7 +85,19 @@ class Batch:
             self.close()
         elif self._may_cancel:
             with suppress(JobpoolError):
-                self._jobs._target.call_batch(BatchCall("cancel", self.id))
+                self._stop(CANCEL_WAIT_S if issubclass(error, Exception) else 0.0)
+
+    def _stop(self, wait: float) -> None:
+        """Cancel it, and again until it has ended or `wait` seconds are over: its chains may go on in the meantime.
+
+        In a handler one call cancels what runs now, and does not wait for the job that this may enqueue with its ack.
+        """
+        give_up = time.monotonic() + wait
+        while True:
+            self._jobs._target.call_batch(BatchCall("cancel", self.id))
+            if self.status().has_ended or time.monotonic() >= give_up:
+                return
+            time.sleep(LOOK_EVERY_S)
 
     def __repr__(self) -> str:
         return f"<Batch {self.id}>"
@@ -97,6 +110,7 @@ def open_batch(
     new = secrets.token_hex(8) if ident is None else check_identifier(ident)
     given = {"on_success": on_success, "on_done": on_done}
     callbacks = {name: _callback(callback, name, new) for name, callback in given.items() if callback is not None}
+    check_distinct(callbacks.values(), "as a callback")
     parent_id = parent.id if isinstance(parent, Batch) else parent
     if parent_id is not None:
         check_identifier(parent_id)

@@ -15,6 +15,7 @@ from jobpool.master.state import Pool, Stopping
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import (
+    AlreadyDone,
     Contended,
     Expired,
     HandlerNotAllowed,
@@ -199,6 +200,10 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
         pool.note("warning", "a message goes on in another queue", **fields, cause=cause_headline(settlement.cause))
     elif isinstance(settlement, Release):
         _note_release(pool, delivery, settlement)
+    elif type(delivery.outcome) is AlreadyDone and pool.tells_each:
+        told = delivery.lease.envelope
+        what = "job skipped, as one with its key has succeeded"
+        pool.note("debug", what, id=delivery.lease.id, handler=told.job, key=told.idempotency_key)
     if isinstance(settlement, Release) and pool.limited and not settlement.begun and lease.guards is not None:
         pool.given_back.add(lease.queue)
 

@@ -10,7 +10,7 @@ from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, check_seconds
 from jobpool.message import producer as producers
 from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_int, check_may_start
-from jobpool.message.names import check_name
+from jobpool.message.names import DEFAULT_QUEUE, check_name
 from jobpool.message.payload import check_payload
 from jobpool.message.producer import Enqueues
 from jobpool.message.results import JobHandle
@@ -254,12 +254,14 @@ class JobBuilder:
         values = dict(self._fields)
         if self.is_timed:
             values["cron_expression"] = " ".join(self._cron.values())
-        if self._delay is None:  # of a moment that was given nothing is checked: it may be by a test's clock
-            return JobDefinition(self._handler, self._payload, **values)
-        now = datetime.fromtimestamp((self._clock or producers.clock()).wall(), UTC)
-        values["scheduled_at"] = now + timedelta(seconds=self._delay)
+        now = None
+        if self._delay is not None:  # of a moment that was given nothing is checked: it may be by a test's clock
+            now = datetime.fromtimestamp((self._clock or producers.clock()).wall(), UTC)
+            values["scheduled_at"] = now + timedelta(seconds=self._delay)
         definition = JobDefinition(self._handler, self._payload, **values)
-        return definition if later else check_may_start(definition, now)
+        if definition.then:
+            check_distinct((definition, *definition.then), "in a chain")
+        return definition if later or now is None else check_may_start(definition, now)
 
     def dispatch(self, backend: Enqueues | None = None) -> JobHandle:
         """Enqueue the job and return its id, as a handle.
@@ -315,6 +317,20 @@ def _flatten(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def _every(n: int, most: int, what: str) -> str:
     return "*" if check_int(n, what, 1, most) == 1 else f"*/{n}"
+
+
+def check_distinct(jobs: Iterable[JobDefinition], where: str) -> None:
+    """Raise `InvalidJob` if one of these jobs would be taken for an earlier one, and left out or skipped."""
+    seen: set[tuple[str, str | None]] = set()
+    for job in jobs:
+        queue = job.queue or DEFAULT_QUEUE
+        key = f"idempotency key of queue {queue!r}"
+        marks = {("", job.identifier): "identifier", (queue, job.idempotency_key): key}
+        for mark, what in marks.items():
+            if mark[1] is not None and mark in seen:
+                told = f"{job.handler!r} has the {what} of an earlier job, {mark[1]!r}"
+                raise InvalidJob(f"{where} {told}: it would never run")
+        seen.update(marks)
 
 
 def definition_of(job: JobDefinition | JobBuilder, *, later: bool = False) -> JobDefinition:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.outcome import Status
 from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.results import JobState
+from jobpool.message.settlement import Ack
 from jobpool_backends.memory import MemoryBackend
 
 Said = list[tuple[str, Any]]
@@ -259,6 +262,23 @@ def test_a_handler_fills_a_batch_through_its_pool(backend: MemoryBackend) -> Non
     assert backend.stats("default").waiting == 2
 
 
+@pytest.mark.usefixtures("in_child")
+def test_a_handlers_block_that_raises_ends_the_chains_that_go_on_meanwhile(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master does not wait for the members that run, and one may succeed before a pool has read that it is over."""
+    batch = Jobs("redis://elsewhere").batch()
+    first = batch.add(double(1))
+    [running] = backend.fetch_many("default", limit=1)
+    monkeypatch.setattr(backend, "call_batch", partial(backend.call_batch, cancel_wait=0.0))
+    rest = (double(2).with_batch(batch.id).with_identifier(f"{first}-2"),)
+    monkeypatch.setattr(time, "sleep", lambda _: backend.settle_many([(running, Ack(follow_ups=rest))]))
+
+    with pytest.raises(KeyError), batch:
+        raise KeyError
+    assert (batch.status().succeeded, batch.status().cancelled, backend.stats("default").waiting) == (1, 1, 0)
+
+
 def test_an_id_of_ones_own_is_the_same_batch_again(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
     for _ in range(2):
         with jobs.batch(on_done=told("done"), identifier="june") as batch:
@@ -360,6 +380,25 @@ def test_what_is_no_job_cannot_come_after_one() -> None:
         JobBuilder("a").then(JobDefinition("b"), previous="yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="then is a list of definitions"):
         JobDefinition("a", then=("b",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (lambda job: job.identifier("order-17"), "the identifier of an earlier job, 'order-17': it would never run"),
+        (lambda job: job.idempotency_key("order-17"), "the idempotency key of queue 'default' of an earlier job"),
+    ],
+)
+def test_jobs_that_would_be_taken_for_one_before_them_are_refused(
+    jobs: Jobs, step: Callable[[JobBuilder], JobBuilder], told: str
+) -> None:
+    charge, ship = (step(jobs.define(name)) for name in ("charge", "ship"))
+    with pytest.raises(InvalidJob, match=f"^in a chain 'ship' has {told}"):
+        charge.then(jobs.define("pack")).then(ship).dispatch()
+    with pytest.raises(InvalidJob, match=f"^as a callback 'ship' has {told}"):
+        jobs.batch(on_success=ship, on_done=ship)
+    if "key" in told:
+        step(jobs.define("charge")).then(ship.queue("other")).dispatch()
 
 
 def test_a_broker_that_cannot_count_refuses() -> None:

@@ -81,6 +81,15 @@ def test_a_next_job_that_the_broker_refuses_makes_a_dead_letter_of_the_skipped_o
     assert stage.verdict(Abandon).reason == "unrecoverable"
 
 
+def test_with_every_line_asked_for_the_log_says_which_jobs_are_skipped() -> None:
+    for level, count in [("info", 0), ("debug", 1)]:
+        stage = Stage(workers=1, log_level=level).boot()
+        stage.tell()
+        stage.lease("report", outcome=AlreadyDone())
+        told = [note.fields["handler"] for note in stage.pool.notes if note.event.startswith("job skipped")]
+        assert told == ["report"] * count, level
+
+
 def test_with_every_line_asked_for_the_log_says_what_a_job_waits_for() -> None:
     for level, lines in [("info", []), ("debug", [("job waits, as what it needs is taken", "key")])]:
         stage = Stage(workers=1, log_level=level).boot()
