@@ -248,6 +248,9 @@ def arrange(
         name = "jobpool" if above is None else f"jobpool {group.name}"
         raise click.UsageError(f"{verb!r} is not a verb of {name}; {hint}")
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
+    plain = _first_plain(rest, takes) if command.name == "run" and above is None else None
+    if plain is not None and plain < len(rest):
+        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}")
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete, above=group)
     return [verb, *rest]

@@ -31,6 +31,7 @@ Jobpool = Callable[..., Result]
         (["empty", "reports"], 2, "'empty' is not a verb of jobpool; did you mean 'purge'?"),
         (["flower"], 2, "'flower' is not a verb of jobpool; did you mean 'top'?"),
         (["jobs.py"], 2, "'jobs.py' is not a verb of jobpool; did you mean '--app jobs.py'?"),
+        (["run", "-w", "2", "jobs.py"], 2, "`jobpool run` takes options only; for an app write --app jobs.py"),
         (["stop"], 2, "'stop' is not a verb of jobpool; Ctrl-C, or the signal TERM, stops a pool"),
         (["reload"], 2, "'reload' is not a verb of jobpool; the signal HUP loads a pool's app anew"),
         (["version"], 2, "'version' is not a verb of jobpool; did you mean '--version'?"),
