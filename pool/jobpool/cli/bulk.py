@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jobpool.broker.values import MessageFilter, Verb
 
 EXAMPLES = 5
+LOOK = 100  # messages among which jobs are sought for examples: posted ones may stand before them
 MOST_KEPT = 1_000_000  # the largest --keep: what is kept is counted
 CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
 BATCH = 1000
@@ -200,18 +201,20 @@ def _check_ids(sweep: Sweep, count: int) -> None:
     where = sweep.where
     if sweep.keep or count >= len(set(where.ids)):
         return
-    found = {ident: _why_not(sweep.backend, ident, where) for ident in where.ids}
+    found = {ident: _why_not(sweep, ident) for ident in where.ids}
     wrong = [f"{ident}: {said}" for ident, said in found.items() if said]
     if wrong:
         hint = f"; text:{where.ids[0]} means all with this text" if len(where.ids) == 1 else ""
         raise click.ClickException(f"nothing was changed: {'; '.join(wrong)}{hint}")
 
 
-def _why_not(backend: QueueBackend, ident: str, where: MessageFilter) -> str:
-    """Return why the filter does not match this message; "" = it does."""
-    message = backend.inspect(ident)
+def _why_not(sweep: Sweep, ident: str) -> str:
+    """Return why the sweep leaves this message out; "" = it does not."""
+    where, message = sweep.where, sweep.backend.inspect(ident)
     if message is None:
-        return f"there is no such message: {messages.unseen(backend)}"
+        return f"there is no such message: {messages.unseen(sweep.backend)}"
+    if isinstance(sweep, Answered) and not message.handler:
+        return "it was posted, and is not a job"
     if message.state not in where.states:
         return f"it is {message.state.value}, not {' or '.join(where.states)}"
     if where.queue not in (None, message.queue):
@@ -227,7 +230,9 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
         for line in sweep.counted:
             tell(f"  {line}")
         return
-    examples = sweep.backend.list_messages(sweep.where, limit=min(EXAMPLES, count))
+    most, jobs_only = min(EXAMPLES, count), isinstance(sweep, Answered)
+    page = sweep.backend.list_messages(sweep.where, limit=LOOK if jobs_only else most)
+    examples = [message for message in page if message.handler or not jobs_only][:most]
     for message in examples:
         ident, state, queue, handler, _, attempts, _, age, why = messages.row(message)
         shown = f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}"
@@ -357,6 +362,13 @@ class Answered(Sweep):
 
     act: Callable[[MessageFilter], Counter[Any]] = lambda _: Counter()
     answers: Counter[Any] = field(default_factory=Counter)
+
+    def count(self) -> int:
+        """Count the matching jobs: posted messages, which have no handler, are left alone."""
+        count = self.backend.count(self._still_there(), cap=CAP)
+        if not count or self.where.handler or not self.backend.capabilities.key_store:
+            return count
+        return count - self.backend.count(structs.replace(self._still_there(), handler=""), cap=count)
 
     def run(self, count: int, word: str) -> int:
         """Do it; return for how many all went well, and tell of the others."""

@@ -75,8 +75,14 @@ MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {
     "requeue": "dead retry",
     "revoke": "cancel",
     "show": "inspect",
+    "version": "--version",
 }
 """Words that others have for a verb of ours."""
+
+SIGNALS = dict.fromkeys(("quit", "stop"), "Ctrl-C, or the signal TERM, stops a pool") | dict.fromkeys(
+    ("reload", "restart"), "the signal HUP loads a pool's app anew"
+)
+"""Words that others have for what a signal does here."""
 
 MEANT_OPTIONS = {"-n": "--limit", "--name": "--job-name"}
 """Options that mean the pool's name, and what they are taken for where they do not."""
@@ -227,7 +233,8 @@ def arrange(
     command = group.get_command(ctx, verb)
     if command is None:
         verbs = group.list_commands(ctx)
-        meant = MEANT.get(verb) if isinstance(group, Root) else None
+        is_root = isinstance(group, Root)
+        meant = MEANT.get(verb, f"--app {verb}" if verb.endswith(".py") else None) if is_root else None
         alike = (
             one
             for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
@@ -237,9 +244,13 @@ def arrange(
             meant = f"jobpool {verb}"
         near = meant or next(alike, "")
         hint = f"did you mean {near!r}?" if near else f"the verbs are {', '.join(verbs)}"
+        hint = SIGNALS.get(verb, hint) if is_root else hint
         name = "jobpool" if above is None else f"jobpool {group.name}"
         raise click.UsageError(f"{verb!r} is not a verb of {name}; {hint}")
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
+    plain = _first_plain(rest, takes) if command.name == "run" and above is None else None
+    if plain is not None and plain < len(rest):
+        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}")
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete, above=group)
     return [verb, *rest]

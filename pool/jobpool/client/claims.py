@@ -19,7 +19,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from time import monotonic
 from typing import Any, Self, TypeVar
 
 import orjson
@@ -28,7 +27,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
 from jobpool.message.envelope import decode, verify
-from jobpool.message.names import check_queue
+from jobpool.message.names import check_queue, check_text
 from jobpool.message.payload import check_payload
 
 Reply = TypeVar("Reply")
@@ -104,7 +103,7 @@ class Queue:
             grace: Seconds, 60 to 43,200, that a message lives on after the claim, at least, so that others still find
                 it after its holder died.
         """
-        asked, ident = monotonic(), secrets.token_hex(16)
+        asked, ident = self._boot(), secrets.token_hex(16)
         ask = partial(self._store.claim, self.name, limit=limit, ttl=ttl, grace=grace, claim_id=ident)
         held = _once_more(partial(ask, max_claims=self.max_claims))
         return None if held is None else Claim(self, held, asked)
@@ -114,7 +113,7 @@ class Queue:
 
         Raises `ClaimNotFound`: it has ended, was released, is another queue's, or never was.
         """
-        asked = monotonic()
+        asked = self._boot()
         return Claim(self, self._store.get(self.name, claim_id), asked)
 
     def claims(self) -> Iterator[HeldClaim]:
@@ -149,7 +148,10 @@ class Queue:
         Raises:
             Forbidden: One is held by a pool or by another claim, or by any when none was named; the others are deleted.
             ClaimNotFound: The claim has ended; nothing was deleted. Roll back the work for them.
+            InvalidJob: One is not an id; nothing was deleted.
         """
+        for ident in messages:
+            check_text(ident, "id")
         answers = self._store.delete_many(self.name, messages, claim)
         if held := [ident for ident, answer in zip(messages, answers, strict=True) if answer is Deleted.FORBIDDEN]:
             by = f"not by claim {claim}" if claim else "name its claim, or leave it to its holder"
@@ -161,6 +163,9 @@ class Queue:
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
+
+    def _boot(self) -> float:
+        return self._backend().clock.boot()
 
     @property
     def _store(self) -> ClaimStore:
@@ -232,6 +237,7 @@ class Claim:
     def __init__(self, queue: Queue, held: HeldClaim, asked: float) -> None:
         self.queue = queue
         self.id = held.id
+        self._boot = queue._backend().clock.boot  # as the broker's clock, it goes on while this machine is suspended
         self._take(held, asked)
         self._rest: Iterator[ClaimMessage] | None = None
         self._in_hand: ClaimMessage | None = None
@@ -239,19 +245,19 @@ class Claim:
     @property
     def age(self) -> int:
         """Whole seconds since it was made or last renewed."""
-        return self._age + int(monotonic() - self._asked)
+        return self._age + int(self._boot() - self._asked)
 
     @property
     def remaining(self) -> float:
         """Seconds for which it certainly holds; 0.0 when it may have ended. Up to one more may be left."""
-        return max(0.0, self.ttl - self._age - 1 - (monotonic() - self._asked))
+        return max(0.0, self.ttl - self._age - 1 - (self._boot() - self._asked))
 
     def renew(self, ttl: float | None = None, grace: float | None = None) -> None:
         """Hold what is still in it for `ttl` more seconds, 60 to 43,200 (None = as before); its age is 0 again.
 
         Raises `ClaimNotFound`: it has ended; messages not deleted are free, or held by others.
         """
-        asked = monotonic()
+        asked = self._boot()
         chosen = self.ttl if ttl is None else ttl
         self._take(self.queue._store.renew(self.queue.name, self.id, ttl=chosen, grace=grace), asked)
 

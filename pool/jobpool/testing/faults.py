@@ -95,6 +95,11 @@ class Injection:
             raise ConfigurationError(f"times is a whole number from 1 on, not {self.left!r}")
         if self.progress is not None and self.at != "in_handler":
             raise ConfigurationError("progress says when in the handler: leave it out elsewhere")
+        if self.progress is not None and not 0 <= self.progress <= 1:
+            raise ConfigurationError(f"progress is a number from 0 to 1, not {self.progress!r}")
+        for value in (self.handler, self.job):
+            if not isinstance(value, str | None):
+                raise ConfigurationError(f"handler and job are texts, a name and an id, not {value!r}")
         if self.is_of_no_message() and (self.handler or self.job or self.attempt):
             raise ConfigurationError("a fetch that is not answered concerns no job: leave handler, job and attempt out")
 

@@ -250,6 +250,18 @@ def test_a_broker_without_claims_says_so(jobpool: Jobpool) -> None:
     assert "has no claims" in refused(jobpool("claim", "create", "mail", "-b", "sync://"))
 
 
+def test_what_is_posted_is_not_told_as_a_job_to_cancel_or_edit(jobpool: Jobpool) -> None:
+    [post] = jobpool("message", "post", "mail", "1").stdout.split()
+    assert "no message matches" in jobpool("cancel", "queue:mail", "--dry-run").stderr
+    assert "it was posted, and is not a job" in jobpool("cancel", post, "--dry-run").stderr
+    [job] = jobpool("enqueue", "report", "-Q", "mail", "--no-check").stdout.split()
+    for words in (("cancel",), ("edit", "--now")):
+        told = jobpool(*words, "queue:mail", "--dry-run").stdout
+        assert f"would {words[0]} 1 message:" in told
+        assert job in told
+        assert post not in told
+
+
 def test_a_dash_is_not_posted_as_a_text(jobpool: Jobpool) -> None:
     result = jobpool("message", "post", "mail", "-", input="1\n")
     assert result.exit_code == 2

@@ -224,6 +224,25 @@ def test_a_claim_found_by_its_id_tells_its_age(mail: Queue, clock: ManualClock) 
     assert [(held.id, held.count) for held in mail.claims()] == [(claim.id, 1)]
 
 
+def test_a_claim_counts_by_the_clock_of_its_broker(mail: Queue, clock: ManualClock) -> None:
+    mail.post([1])
+    claim = claimed(mail)
+    clock.advance(240)  # as a suspend of the machine, which stops the clock of `time.monotonic`
+    assert (claim.age, claim.remaining) == (240, 59)
+    claim.renew()
+    assert (claim.age, claim.remaining) == (0, 299)
+    clock.advance(300)
+    assert claim.remaining == 0
+
+
+def test_a_delete_of_what_is_not_an_id_is_refused(mail: Queue) -> None:
+    ids = mail.post([1, 2])
+    for wrong in (ids, next(mail.messages()), None):
+        with pytest.raises(InvalidJob, match="id"):
+            mail.delete(ids[0], wrong)  # type: ignore[arg-type]
+    assert payloads(mail) == [1, 2]
+
+
 def test_a_released_claim_is_released_again_without_an_error(mail: Queue) -> None:
     mail.post([1])
     claim = claimed(mail)

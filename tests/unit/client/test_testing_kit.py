@@ -540,6 +540,8 @@ def test_what_has_not_happened_is_told(registry: HandlerRegistry) -> None:
         ("crash", "in_handler", {}, "is not a fault"),
         (Crash(), "in_handler", {"times": 0}, "times is a whole number"),
         (Crash(), "before_settle", {"progress": 0.5}, "progress says when in the handler"),
+        (Crash(), "in_handler", {"progress": 50}, "progress is a number from 0 to 1, not 50"),
+        (Crash(), "in_handler", {"handler": print}, "handler and job are texts, a name and an id, not <built-in"),
         (BrokerDown(), "before_start", {"handler": "report"}, "concerns no job"),
     ],
 )
