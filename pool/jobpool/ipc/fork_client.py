@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from jobpool.ipc import packets
+from jobpool.ipc import linux, packets
 from jobpool.ipc.frames import (
     MAX_SAID_BYTES,
     BadFrame,
@@ -124,6 +124,7 @@ class ForkServerClient:
         `board_fd`, of the scoreboard, stays the caller's. Of `environ`, after it is `scrubbed`, it gets the variables
         that it lacks. Raises `OSError` if no descriptor is to be had.
         """
+        linux.share_open_files(self.pid)  # it may have begun before this process raised its own
         lacking = {name: value for name, value in scrubbed(environ).items() if name not in self._environ}
         with in_memory(replace(config, environ=lacking)) as config_fd, contextlib.suppress(ConnectionError):
             packets.send(self._control, TOLD, (config_fd, board_fd))

@@ -319,6 +319,14 @@ def allow_open_files(count: int) -> int:
     return reached
 
 
+def share_open_files(pid: int) -> None:
+    """Give a process this one's limit of open files, if that is allowed and the process lives."""
+    import resource
+
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
 def open_fds() -> set[int]:
     """Return the open descriptors of this process."""
     fds: set[int] = set()

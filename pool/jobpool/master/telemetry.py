@@ -121,8 +121,8 @@ def make_telemetry(
         place = HistoryFile(history.path, history.keep)
     elif history.table:
         place = HistoryTable(backend.keys, history.keep)
-    rolls = settings.rollups > 0 and backend.capabilities.key_store
-    if settings.metrics is None and place is None and not rolls and also is None:
+    keeps = backend.capabilities.key_store  # then what runs is told there, too
+    if settings.metrics is None and place is None and not keeps and also is None:
         return None
     calls = LoopCalls(inbox)
     if place is None:
@@ -132,8 +132,8 @@ def make_telemetry(
         writer = _writer(settings, place, calls, feed)
         observer = Observer(backend.clock, version, feed, lambda: writer.dropped)
     server = _server(settings, board, calls, observer)
-    running = RunningThread(backend.keys, calls, board) if backend.capabilities.key_store else None
-    rollups = _rollups(settings, backend, calls, observer) if rolls else None
+    running = RunningThread(backend.keys, calls, board) if keeps else None
+    rollups = _rollups(settings, backend, calls, observer) if keeps and settings.rollups else None
     return Telemetry(observer, calls, server, rollups, writer, running)
 
 

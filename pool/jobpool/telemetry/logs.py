@@ -171,6 +171,7 @@ class BackgroundStream(io.TextIOBase):
         self._entries: deque[tuple[bytes, int]] = deque()
         self._size = self._left_out = 0
         self._is_full = self._is_finished = False
+        self._is_torn = False  # the last line was cut short, by a full disk say
         self._changed = threading.Condition()  # its lock may be taken twice: a signal handler may write
         self._thread = threading.Thread(target=self._write_out, name="log", daemon=True)
         self._thread.start()
@@ -237,10 +238,14 @@ class BackgroundStream(io.TextIOBase):
 
     def _write(self, data: bytes) -> bool:
         """Write it, however long that takes; return False if the descriptor refuses it, as on a full disk."""
+        if self._is_torn:
+            data = b"\n" + data
         try:
             while data:
                 try:
-                    data = data[os.write(self._fd, data) :]
+                    count = os.write(self._fd, data)
+                    self._is_torn = count < len(data) and data[count - 1 : count] != b"\n"
+                    data = data[count:]
                 except BlockingIOError:  # someone who shares the descriptor has made it so
                     poll = select.poll()
                     poll.register(self._fd, select.POLLOUT)

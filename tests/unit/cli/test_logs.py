@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -8,6 +9,7 @@ import os
 import struct
 import termios
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -196,6 +198,35 @@ def test_what_the_descriptor_refuses_is_counted_and_told_once_it_takes_more(log:
         handler.close()
     os.close(writing)
     os.close(full)
+
+
+def test_after_a_line_that_a_full_disk_cut_short_the_next_begins_anew(
+    log: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "log", os.write
+    room = [100]
+
+    def small(fd: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write(fd, data[: room[0]])
+        room[0] -= count
+        return count
+
+    with path.open("w") as there, monkeypatch.context() as patch:
+        handler = configure("info", "json", there)
+        handler.write_in_background()
+        patch.setattr(os, "write", small)
+        log.info("x" * 200)
+        wait_until(lambda: not room[0], 10)
+        log.info("refused")
+        wait_until(lambda: handler.stream._left_out == 2, 10)  # type: ignore[attr-defined]
+        room[0] = 10_000
+        log.info("whole")
+        handler.close()
+    torn, *lines = path.read_text().splitlines()
+    assert len(torn) == 100
+    assert [json.loads(line)["event"][:9] for line in lines] == ["whole", "log lines"]
 
 
 def test_a_fork_writes_by_itself(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:

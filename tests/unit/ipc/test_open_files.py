@@ -36,3 +36,21 @@ def test_a_pool_that_cannot_have_enough_open_files_says_so_before_it_starts() ->
     assert done.returncode == 1
     assert "300 workers need" in done.stderr
     assert "ulimit -n" in done.stderr
+
+
+SERVER = """
+import os, resource, sys
+from jobpool.ipc.fork_client import BegunForkServer
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
+begun = BegunForkServer(os.environ)
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
+begun.server.tell(ForkServerConfig(ChildOptions(), "none:none", "none:none"), 0, os.environ)
+print(resource.prlimit(begun.server.pid, resource.RLIMIT_NOFILE))
+begun.discard()
+"""
+
+
+def test_a_fork_server_that_began_before_the_limit_was_raised_has_the_raised_one() -> None:
+    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("(300, 400)\n", "")

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -99,9 +101,9 @@ def test_the_file_is_tidied_when_it_has_doubled(tmp_path: Path) -> None:
 
 
 def test_names_without_end_do_not_fill_the_disk() -> None:
-    lines = [a_line(f"job-{number}", number, fill=100)[1] for number in range(100)]
-    kept = newest(lines, keep=100, largest=1000)
-    assert sum(len(line) + 1 for line in kept) <= 1000
+    lines = [a_line(f"job-{number}", number, fill=100)[1] + b"\n" for number in range(100)]
+    kept = list(newest(BytesIO(b"".join(lines)), keep=100, largest=1000))
+    assert sum(map(len, kept)) <= 1000
     assert kept == lines[-len(kept) :]
     assert kept
 
@@ -130,19 +132,38 @@ def test_what_a_full_disk_refused_and_is_tried_again_is_there_once(tmp_path: Pat
         assert ids(history.path, "a") == list(range(100, -1, -1))
 
 
-def test_a_tidy_that_fails_comes_before_anything_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = HistoryFile(tmp_path / "h", keep=10, tidy_from=1)
-    history.append([a_line("a", 0)])
+def test_a_tidy_that_fails_costs_no_row_and_is_tried_again_when_the_file_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = HistoryFile(tmp_path / "h", keep=1, tidy_from=1000)
+    tried: list[object] = []
 
-    def refuse(*_: object) -> None:
+    def refuse(*paths: object) -> None:
+        tried.append(paths)
         raise PermissionError("the directory takes no new file")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", refuse)
-        with pytest.raises(PermissionError):
-            history.append([a_line("a", 1)])
-    history.append([a_line("a", 1)])
-    assert ids(history.path, "a") == [1, 0]
+        for number in range(12):
+            history.append([a_line("a", number, fill=200)])
+    assert ids(history.path, "a") == list(range(11, -1, -1))
+    assert 1 <= len(tried) <= 3, "it reads the whole file: not with each visit"
+    assert "the directory takes no new file" in str(caplog.records[0].__dict__["error"])
+    for number in range(12, 20):
+        history.append([a_line("a", number, fill=200)])
+    assert ids(history.path, "a")[0] == 19
+    assert len(ids(history.path, "a")) < 8
+
+
+def test_tidying_needs_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "h"
+    path.write_bytes(b"".join(a_line(f"n{number}", number, fill=20_000)[1] + b"\n" for number in range(1000)))
+    tracemalloc.start()
+    HistoryFile(path, keep=10).tidy()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size > 20_000_000
+    assert peak < 2_000_000
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:

@@ -199,8 +199,12 @@ def test_a_pool_whose_files_were_removed_says_so_once(board: Scoreboard, tmp_pat
 # --- what the settings ask for ----------------------------------------------------------------------------------------
 
 
-def test_nothing_asked_for_is_nothing_at_all(inbox: Inbox, board: Scoreboard) -> None:
-    assert watchers(inbox, board, rollups=0.0) is None
+def test_what_runs_is_told_where_nothing_else_is(inbox: Inbox, board: Scoreboard) -> None:
+    watched = watchers(inbox, board, rollups=0.0)
+    assert watched is not None
+    assert watched.running is not None
+    assert (watched.server, watched.rollups, watched.history) == (None, None, None)
+    watched.close()
 
 
 @pytest.mark.parametrize("fields", [{"metrics": ANY_PORT, "rollups": 0.0}, {"rollups": 60.0}, {"history": TABLE}])

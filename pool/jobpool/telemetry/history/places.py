@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
-from collections import deque
-from collections.abc import Iterator, Sequence
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import ConfigurationError
@@ -30,6 +32,8 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 """Bytes that are kept at most, whatever `keep` says: names without end would fill the disk. The oldest go."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+log = logging.getLogger("jobpool.history")
 
 Line = tuple[str, bytes]  # a name, and a row's line without its end
 
@@ -80,11 +84,16 @@ class HistoryFile:
     def append(self, lines: Sequence[Line]) -> None:
         """Add lines, in their order. Raises `OSError`: none was added, so that the caller may try all of them again.
 
+        Where tidying fails, on a disk without room for a second file say, the file grows: that must not cost rows.
         Blocks while another process tidies, some 10 ms for each MiB of the file.
         """
-        with contextlib.suppress(FileNotFoundError):
-            if self.path.stat().st_size >= self._tidy_at:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size >= self._tidy_at:
+            try:
                 self.tidy()
+            except OSError as error:
+                self._tidy_at = size + self._tidy_from
+                log.warning("history cannot be trimmed; trying again when it has grown", extra={"error": str(error)})
         with self._locked() as fd:
             size = os.fstat(fd).st_size
             try:
@@ -111,14 +120,15 @@ class HistoryFile:
     def tidy(self) -> None:
         """Leave the newest lines of each name. Raises `OSError`."""
         with self._locked() as fd:
-            kept = newest(self.path.read_bytes().splitlines(), self._keep, MAX_FILE_BYTES)
             fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
             try:
-                _write_all(fresh, kept, stat.S_IMODE(os.fstat(fd).st_mode))
+                with self.path.open("rb") as stream:
+                    kept = newest(stream, self._keep, MAX_FILE_BYTES)
+                    size = _write_all(fresh, kept, stat.S_IMODE(os.fstat(fd).st_mode))
                 os.replace(fresh, self.path)
             finally:
                 fresh.unlink(missing_ok=True)
-        self._tidy_at = max(self._tidy_from, 2 * sum(len(line) + 1 for line in kept))
+        self._tidy_at = max(self._tidy_from, 2 * size)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
@@ -143,22 +153,30 @@ class HistoryFile:
                 os.close(fd)
 
 
-def newest(lines: Sequence[bytes], keep: int, largest: int) -> list[bytes]:
-    """Return the last `keep` lines of each name in their order, at most `largest` bytes, without broken rows."""
-    kept: list[bytes] = []
-    seen: dict[str, int] = {}
-    size = 0
-    for line in reversed(lines):
+def newest(stream: BinaryIO, keep: int, largest: int) -> Iterator[bytes]:
+    """Yield the last `keep` lines of each name in their order, at most `largest` bytes, without broken rows.
+
+    Some 16 bytes a line are in memory, and never the lines of a file: a pool may have less memory than its history.
+    """
+    names: dict[str, int] = {}
+    starts, owners = array("Q", [0]), array("L")
+    for line in stream:
         row = decode(line)
-        if row is None or seen.get(row["name"], 0) >= keep:
+        owners.append(0 if row is None else names.setdefault(row["name"], len(names) + 1))
+        starts.append(starts[-1] + len(line))
+    kept, seen = array("Q"), Counter[int]()
+    for number in range(len(owners) - 1, -1, -1):
+        owner = owners[number]
+        if not owner or seen[owner] >= keep:
             continue
-        size += len(line) + 1
-        if size > largest:
+        largest -= starts[number + 1] - starts[number]
+        if largest < 0:
             break
-        seen[row["name"]] = seen.get(row["name"], 0) + 1
-        kept.append(line)
-    kept.reverse()
-    return kept
+        seen[owner] += 1
+        kept.append(starts[number])
+    for start in reversed(kept):
+        stream.seek(start)
+        yield stream.readline()
 
 
 def _write(fd: int, line: bytes) -> None:
@@ -167,14 +185,16 @@ def _write(fd: int, line: bytes) -> None:
         line = line[os.write(fd, line) :]
 
 
-def _write_all(path: Path, lines: Sequence[bytes], mode: int) -> None:
+def _write_all(path: Path, lines: Iterable[bytes], mode: int) -> int:
+    """Write a new file of these lines, and return its size."""
     path.unlink(missing_ok=True)  # one that a killed process left, or a link that another user laid there
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as stream:
         os.fchmod(fd, mode)
-        stream.writelines(line + b"\n" for line in lines)
+        stream.writelines(lines)
         stream.flush()
         os.fsync(fd)
+        return os.fstat(fd).st_size
 
 
 def _is_at(fd: int, path: Path) -> bool:
