@@ -101,12 +101,21 @@ def judge_space(path: str, free: int) -> Finding:
 
 
 def judge_mode(path: str, mode: int) -> Finding:
-    """Judge the permissions of the file; those of its group may be meant."""
+    """Judge the permissions of the file, and of those beside it; those of its group may be meant."""
+    real = os.path.realpath(path)
+    if locked := [each for each in (os.path.dirname(real), real, f"{real}-wal", f"{real}-shm") if _is_locked(each)]:
+        why = "what this user starts can enqueue, lease and settle nothing"
+        mend = "allow this user to write there, or mount it for writing; or be the user of the pools"
+        return Finding("sqlite.mode", Level.PROBLEM, f"this user may not write {', '.join(locked)}", why, mend)
     found = f"{path} has mode {mode:04o}"
     if not mode & 0o007:
         return Finding("sqlite.mode", Level.OK, found)
     why = "every user of this machine reads the payloads of all jobs, and may enqueue if it can be written"
     return Finding("sqlite.mode", Level.WARNING, found, why, f"stop what uses it, and chmod o= {path}*")
+
+
+def _is_locked(path: str) -> bool:
+    return os.path.exists(path) and not os.access(path, os.W_OK)
 
 
 def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:

@@ -205,9 +205,11 @@ class SettleThread(MasterThread):
         return True
 
     def _note_answered(self, batch: list[Work], answers: Sequence[Settled], asked_at: float) -> None:
-        self.answered_at = self._clock.mono()
-        self._broker_retry.over(self._kind(batch[0][0].lease.queue))
-        took = self.answered_at - asked_at
+        now = self._clock.mono()
+        took = now - asked_at
+        if any(answers):  # a refusal alone may come without a question to the broker
+            self.answered_at = now
+            self._broker_retry.over(self._kind(batch[0][0].lease.queue))
         self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
         self._left -= len(batch)
         if self._until_empty and self._left <= 0:

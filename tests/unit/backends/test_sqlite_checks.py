@@ -80,6 +80,18 @@ def test_a_file_that_was_there_keeps_its_mode_and_the_doctor_tells(
     assert set(bad(backend, mounts=ON_DISK)) == ({"sqlite.mode"} if warned else set())
 
 
+@pytest.mark.parametrize("beside", ["", "-wal", "-shm"])
+def test_a_file_that_this_user_may_not_write_is_a_problem(
+    open_sqlite: Open, path: Path, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    """Root may write whatever its mode says, so the system's answer is made up."""
+    backend = open_sqlite()
+    backend.enqueue(JobDefinition("report"))
+    monkeypatch.setattr(os, "access", lambda place, _: str(place) != f"{path}{beside}")
+    finding = bad(backend, mounts=ON_DISK)["sqlite.mode"]
+    assert (finding.level, finding.found) == (Level.PROBLEM, f"this user may not write {path}{beside}")
+
+
 def test_the_contract_asks_them(open_sqlite: Open) -> None:
     assert {finding.check for finding in open_sqlite().diagnose()} >= {"sqlite.journal", "sqlite.space"}
     assert open_sqlite().broker_time() is None

@@ -147,6 +147,31 @@ def test_a_reap_that_asks_nobody_is_no_sign_of_life(run: Callable[..., Thread]) 
     assert not any(isinstance(event, ev.BrokerAnswered) for event in thread.told)
 
 
+class Disconnected(Modest):
+    """Its leases went with its connection, which a first settlement finds out; it refuses all later ones by itself."""
+
+    is_known = False
+
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
+        del brought, call_id
+        if not self.is_known:
+            self.is_known = True
+            raise BackendUnavailable("silent")
+        return [Settled.NOT_IN_FLIGHT for _ in settlements]
+
+
+def test_a_settlement_that_is_refused_is_no_sign_of_life(run: Callable[..., Thread]) -> None:
+    thread = run(Disconnected())
+    delivery = thread.held()
+    thread.start()
+    thread.wait_for(ev.Counted)
+    thread.settle_thread.settle([(delivery, Ack())])
+    assert [answer for _, _, answer in thread.answers(1)] == [Settled.NOT_IN_FLIGHT]
+    thread.end()
+    outages = ev.BrokerSilent | ev.BrokerAnswered
+    assert [type(event) for event in thread.told if isinstance(event, outages)] == [ev.BrokerSilent]
+
+
 # --- what a settlement brings along -----------------------------------------------------------------
 
 
