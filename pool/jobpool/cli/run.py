@@ -62,7 +62,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app, or drains if the terminal was closed. SIGTTIN
     and SIGTTOU add and remove a worker process. SIGQUIT logs the stack of each.
     """
-    _take_early(_stop_early, signal.SIGTERM, signal.SIGINT)
+    _take_early(_EarlyStop(), signal.SIGTERM, signal.SIGINT)
     mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
     if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
@@ -126,9 +126,25 @@ def _hang_up(*_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def _stop_early(*_: object) -> NoReturn:
-    """End the process by an exception: the kernel drops a signal to process 1 that would end it by default."""
-    raise SystemExit(0)
+class _EarlyStop:
+    """Ends the process by an exception: the kernel drops a signal to process 1 that would end it by default.
+
+    Python ignores an exception that comes in a destructor, or in the callback of an import's lock. The signals
+    in `came` are then passed on by `master.inbox.Signals`, which takes over.
+    """
+
+    def __init__(self) -> None:
+        self.came: set[int] = set()
+
+    def __call__(self, number: int, _: object) -> NoReturn:
+        sys.unraisablehook = _pass_over
+        self.came.add(number)
+        raise SystemExit(0)
+
+
+def _pass_over(ignored: sys.UnraisableHookArgs) -> None:
+    if ignored.exc_type is not SystemExit:
+        sys.__unraisablehook__(ignored)
 
 
 def _leave(status: int) -> NoReturn:

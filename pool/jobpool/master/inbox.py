@@ -65,6 +65,8 @@ class Signals:
     No disposition is SIG_IGN while the pool runs: a program that it starts would inherit that, but has no handlers.
     Elsewhere than on the main thread, where Python has no signals, nothing is installed.
 
+    A handler before ours that knows of a signal in vain (`came`) has it passed on.
+
     `last`: the process ends with the pool, so signals do nothing any more after it, QUIT excepted. A second TERM while
     the broker is being closed would otherwise make a death by TERM of a clean stop.
     """
@@ -85,7 +87,9 @@ class Signals:
         self._fd_before = signal.set_wakeup_fd(self._there, warn_on_full_buffer=False)
         accidental = {n for n in ACCIDENTAL_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
         for number in accidental.union(HANDLED):
-            self._before[number] = signal.signal(number, _ignore)
+            before = self._before[number] = signal.signal(number, _ignore)
+            if number in getattr(before, "came", ()):
+                os.write(self._there, bytes((number,)))
 
     def read(self) -> list[Event]:
         try:

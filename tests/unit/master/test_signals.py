@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
+import pytest
+
+from jobpool.cli.run import _EarlyStop
 from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool.master.events import SignalCame
 from jobpool.master.inbox import Signals
@@ -59,3 +63,27 @@ def test_the_old_handlers_come_back() -> None:
     assert signal.getsignal(signal.SIGHUP) is not before
     signals.close()
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_an_early_signal_whose_exception_was_ignored_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Raising:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    early = _EarlyStop()
+    before = {number: signal.signal(number, early) for number in (signal.SIGTERM, signal.SIGINT)}
+    signals = Signals()
+    try:
+        Raising()
+        signals.install()
+        assert signals.read() == [SignalCame(signal.SIGTERM)]
+        with pytest.raises(SystemExit):
+            early(signal.SIGINT, None)
+    finally:
+        signals.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert "SystemExit" not in capfd.readouterr().err
