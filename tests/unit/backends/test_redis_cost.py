@@ -109,12 +109,12 @@ def test_a_message_costs_its_share_of_a_batch() -> None:
 PLAIN = {
     "enqueue one": Counter(evalsha=1, time=1, hsetnx=1, hset=2, zadd=1, sadd=1, exists=1, rpush=1, set=1),
     "enqueue": Counter(evalsha=1, time=1, get=1, hmget=1, hset=3, zadd=1, sadd=1, exists=1, rpush=1, set=1),
-    "fetch": Counter(evalsha=1, time=1, get=1, zrange=1, zpopmin=1, hmget=2, zadd=1, hset=1)
+    "fetch": Counter(evalsha=1, time=1, get=1, zrange=2, zremrangebyrank=2, hmget=2, zadd=2, hset=1)
     + Counter({"hstrlen": 20, "set": 1, "exists": 1, "del": 1}),
     "ack": Counter(
         evalsha=1, time=1, exists=2, zmscore=1, hmget=1, zrem=1, hdel=3, set=1
     ),  # exists: of the call, and of any members of batches; of any notes
-    "ack with more": Counter(evalsha=1, time=1, get=1, exists=2, zmscore=1, hmget=1, zrem=1, hdel=3, set=1),
+    "ack with more": Counter(evalsha=1, time=1, get=1, exists=2, zmscore=1, hmget=1, zrem=2, zadd=1, hdel=3, set=1),
     "reap": Counter(evalsha=1, time=1, zrange=1, zcount=1, exists=1),  # are there any claims?
 }
 

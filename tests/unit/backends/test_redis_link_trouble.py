@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,9 @@ from support.waiting import wait_until
 
 from jobpool import open_backend
 from jobpool.broker.packing import pack_all
+from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
-from jobpool.message.settlement import Ack
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release
 from jobpool_backends.redis.address import Address, read_address
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.connections import Link, Script, ServerLink
@@ -573,4 +577,55 @@ def test_what_a_script_that_was_cut_short_has_written_is_not_there_twice(start: 
             call()
         payloads = [found.envelope.payload for found in backend.fetch_many(QUEUE, limit=9)]
         assert payloads == ["plain", "given", "follow-up"]
+        assert link.call("HLEN", f"jobpool:{{{QUEUE}}}:body") == 3
+        backend.close()
+
+
+REFUSED = ["DEL", "EXISTS", "HDEL", "HMGET", "HSET", "RPUSH", "SADD", "SET", "ZADD", "ZREM", "ZREMRANGEBYRANK"]
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_no_job_is_lost_or_doubled_while_a_user_lacks_a_command(start: Start, refused: str) -> None:
+    """Each call is made with the command taken away, and again once it is granted."""
+    server = start()
+    with link_to(server) as link:
+        link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
+        backend = open_backend(server.url.replace("//", f"//few:{PASSWORD}@"))
+
+        def twice(call: Callable[[], Any]) -> Any:
+            link.call("ACL", "SETUSER", "few", f"-{refused}")
+            with suppress(ConfigurationError):
+                call()
+            link.call("ACL", "SETUSER", "few", f"+{refused}")
+            return call()
+
+        names = ["acked", "failed", "released", "late", "dead", "lost", "moved"]
+        for name in names:
+            backend.enqueue(a_job(name, identifier=name))
+        backend.enqueue(a_job("due", identifier="due", scheduled_at=datetime.now(UTC) + timedelta(seconds=0.05)))
+        time.sleep(0.06)
+        leases = twice(lambda: backend._fetch(QUEUE, 9, 30.0, "one")) or backend.fetch_many(QUEUE, limit=9)
+        by_id = {lease.id: lease for lease in leases}
+        assert sorted(by_id) == sorted([*names, "due"])
+        settlements = {
+            "acked": Ack((a_job("follow-up"),)),
+            "failed": Nack(0.0, "boom"),
+            "released": Release(0.0),
+            "late": Nack(0.05, "boom"),
+            "dead": Abandon("failed", "boom"),
+            "lost": Forfeit("SIGSEGV"),
+            "moved": Move("elsewhere"),
+            "due": Release(0.0),
+        }
+        twice(lambda: backend.settle_many([(by_id[name], settlement) for name, settlement in settlements.items()]))
+        twice(lambda: backend.reap(QUEUE, ReapPolicy(back_off=0.0)))
+        assert twice(lambda: backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RESUME)) <= 1
+        time.sleep(0.06)
+        twice(lambda: backend.claims.claim(QUEUE, limit=2, ttl=60.0, grace=60.0))
+        for held in backend.claims.list_claims(QUEUE, limit=9):
+            twice(partial(backend.claims.release, QUEUE, held.id))
+        found = [lease.id for queue in (QUEUE, "elsewhere") for lease in backend.fetch_many(queue, limit=20)]
+        kept = [ident for ident in found if ident in settlements]
+        assert sorted(kept) == sorted(set(settlements) - {"acked"})
+        assert len(found) == len(kept) + 1
         backend.close()

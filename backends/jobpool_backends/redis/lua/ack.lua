@@ -22,7 +22,7 @@ for i = 1, count do
         return
     end
 end
-many('ZREM', q.leased, members)
 erase(q, members, {unpack(ARGV, 2 + 2 * count)}, {})
+many('ZREM', q.leased, members)
 remember(LEAD.memory, tonumber(ARGV[1]), string.rep('o', count))
 return 1

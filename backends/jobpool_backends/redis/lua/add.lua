@@ -66,10 +66,9 @@ local function write_more(q, member, id, more)
     end
 end
 
--- Write all but ids and records, which come last. Where the server refuses a command in between, the ids are unknown
+-- Write all but bodies, records and ids, which come last. Where the server refuses a command in between, the ids are unknown
 -- still, and a fetch drops a member without a record. So the call is repeated, and nothing is there twice.
 local function write_new(q, name, new)
-    many('HSET', q.body, new.bodies)
     many('ZADD', q.ready, new.ready)
     many('ZADD', q.delayed, new.delayed)
     many('ZADD', q.later, new.later)
@@ -186,7 +185,9 @@ local function add(queues, names, words, at, count, refused, brought)
         many('ZADD', shared(queues[1], 'members:' .. batch), pairs_of)
     end
     for number, new in pairs(news) do
-        many('HSET', queues[number].record, new.records)
+        local q = queues[number]
+        many('HSET', q.body, new.bodies)
+        many('HSET', q.record, new.records)
     end
     for number, new in pairs(news) do
         many('HSET', queues[number].ids, new.ids)

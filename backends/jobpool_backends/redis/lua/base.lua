@@ -42,6 +42,14 @@ local function many(command, key, values)
     end
 end
 
+-- Before a script removes or changes anything: the server refuses it here if it may not write to sorted sets. Else it
+-- would refuse in the middle, and what has left one place would be in no other. While its memory is full, the server
+-- lets a script add only after a command that may remove. Neither of these two changes anything.
+local function try(key)
+    call('ZREM', key, '')
+    call('ZADD', key, 'XX', 0, '')
+end
+
 -- Members as ZADD takes them, all with the same score: written once here, and not by the server for each of them.
 local function scored(score, members)
     local pairs_of, written = {}, digits(score)

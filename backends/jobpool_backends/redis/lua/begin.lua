@@ -117,7 +117,7 @@ for number = 1, COUNT do
     for i = 1, count do
         members[i] = ARGV[at + 2 * i - 1]
     end
-    -- Removes nothing, but lets this script add while the memory is full: see promote.lua.
+    -- Removes nothing, but lets this script add while the memory is full: see base.lua.
     call('ZREM', beside(q, 'guarded'), '')
     local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
     for i, member in ipairs(members) do

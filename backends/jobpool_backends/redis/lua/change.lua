@@ -18,25 +18,31 @@ for i, member in ipairs(members) do
         wanted[#wanted + 1], texts[#texts + 1] = member, records[i]
     end
 end
-for _, key in ipairs({q.ready, q.delayed, q.later, q.dead, q.buried}) do
-    many('ZREM', key, wanted)
-end
-for _, text in ipairs(texts) do
-    if is_post(text) or string.find(text, '\n', 1, true) then
-        for _, key in ipairs({q.posts, q.postsdelayed, q.postslater, q.postsclaimed, q.claimed, q.lives}) do
-            many('ZREM', key, wanted)
+local function take_out()
+    for _, key in ipairs({q.ready, q.delayed, q.later, q.dead, q.buried}) do
+        many('ZREM', key, wanted)
+    end
+    for _, text in ipairs(texts) do
+        if is_post(text) or string.find(text, '\n', 1, true) then
+            for _, key in ipairs({q.posts, q.postsdelayed, q.postslater, q.postsclaimed, q.claimed, q.lives}) do
+                many('ZREM', key, wanted)
+            end
+            break
         end
-        break
     end
 end
+
+try(q.ready)
 if ARGV[1] == 'delete' then
     erase_recorded(q, wanted, texts)
+    take_out()
 elseif ARGV[1] == 'cancel' then
     local edits = {}
     for i, member in ipairs(wanted) do
         edits[i] = {member, 'reason', 'cancelled'}
     end
     annotate(q, edits)
+    take_out()
     bury(q, wanted)
 elseif #wanted > 0 then
     local afresh, changes, edits, jobs, posts = ARGV[1] == 'retry', {}, {}, {}, {}
@@ -56,6 +62,7 @@ elseif #wanted > 0 then
     end
     annotate(q, edits)
     many('HSET', q.record, changes)
+    take_out()
     many('ZADD', q.posts, scored(0, posts))
     many('ZADD', q.ready, scored(0, jobs))
     if #jobs > 0 then

@@ -54,6 +54,9 @@ sweep_claims(q, SWEEP)
 if call('HEXISTS', q.checkouts, id) == 1 then
     end_claims(q, {id}) -- it has ended, but the sweep did not come so far
 end
+try(q.claims)
+call('HSET', q.checkouts, id, '') -- tried in the same way
+call('HDEL', q.checkouts, id)
 local found = choose(q, tonumber(ARGV[2]), tonumber(ARGV[5]))
 if #found.worn > 0 then
     give_up(found.worn, found.worn_records)

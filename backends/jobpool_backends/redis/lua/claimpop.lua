@@ -3,6 +3,7 @@
 
 local q = keys_of(1)
 sweep_claims(q, SWEEP)
+call('HDEL', q.record, '') -- as `try` does
 local found = choose(q, tonumber(ARGV[1]), 0)
 if #found.members == 0 then
     return found.again and 1 or 0

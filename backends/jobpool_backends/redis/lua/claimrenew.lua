@@ -18,7 +18,7 @@ for i, member in ipairs(members) do
         put(changes, member, records[i])
     end
 end
--- Removes nothing, but lets this script add while the memory is full: see promote.lua.
+-- Removes nothing, but lets this script add while the memory is full: see base.lua.
 call('ZREM', q.claims, '')
 many('ZADD', q.lives, lives)
 many('HSET', q.record, changes)

@@ -45,11 +45,12 @@ local function set_free(q, members, claims)
             put(changes, members[i], with_tail(text, count, life, '-'))
         end
     end
-    many('ZREM', q.claimed, jobs)
-    many('ZREM', q.postsclaimed, posts)
+    try(q.claimed)
     many('HSET', q.record, changes)
     many('ZADD', q.ready, scored(0, jobs))
     many('ZADD', q.posts, scored(0, posts))
+    many('ZREM', q.claimed, jobs)
+    many('ZREM', q.postsclaimed, posts)
     if #jobs > 0 then
         ring(q)
     end
@@ -64,10 +65,11 @@ local function end_claims(q, ids)
             members[#members + 1], claims[#claims + 1] = member, ids[i]
         end
     end
-    many('HDEL', q.checkouts, ids)
+    local freed = set_free(q, members, claims)
     many('ZREM', q.claims, ids)
     many('ZREM', q.claimids, ids)
-    return set_free(q, members, claims)
+    many('HDEL', q.checkouts, ids)
+    return freed
 end
 
 -- End due claims that hold about `most` messages together. Return how many messages; an empty claim counts as one.

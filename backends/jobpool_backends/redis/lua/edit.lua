@@ -47,9 +47,9 @@ local function edit(from, to, name, member, id, priority, due, body)
     if key and from ~= to and known_under(to, key) then
         return 'd'
     end
-    for _, set in ipairs({'ready', 'delayed', 'later'}) do
-        call('ZREM', from[set], member)
-    end
+    try(from.ready)
+    call('HSET', from.record, member, text) -- tried in the same way
+    call('SADD', to.queues, name)
     if due ~= '' then
         score = tonumber(due) > now and due
         available = score or digits(now)
@@ -69,11 +69,13 @@ local function edit(from, to, name, member, id, priority, due, body)
             call('HSET', beside(to, 'batched'), renamed, batched)
         end
         call('HSET', to.ids, id, renamed .. ' ' .. name)
-        call('SADD', to.queues, name)
     end
     call('HSET', to.record, renamed, format('%s %s%s %s %s%s%s', counters, mark, available, enqueued, who, id, rest))
     if body ~= '' then
         call('HSET', to.body, renamed, body)
+    end
+    for _, set in ipairs({'ready', 'delayed', 'later'}) do
+        call('ZREM', from[set], member)
     end
     place(to, renamed, score)
     return 'e'

@@ -9,10 +9,10 @@ if last and tonumber(last) >= now then
     call('SET', LEAD.last, digits(seq))
 end
 local member = ARGV[3] .. format('%016.0f', seq)
-call('HSET', q.body, member, ARGV[5])
 call('ZADD', q.ready, 0, member)
 call('SADD', q.queues, ARGV[1])
 ring(q)
+call('HSET', q.body, member, ARGV[5])
 call('HSET', q.record, member, '0 0 0 - ' .. stamp .. ' ' .. ARGV[4])
 if call('HSETNX', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) == 0 then -- last, as in add.lua. A repeated call: seldom
     call('ZREM', q.ready, member)

@@ -23,12 +23,9 @@ local function fetch_again(known)
     return {held, kept, bodies_of(q, held), left}
 end
 
--- The bodies of the first members, as many as may be sent at once. The other members leave the list, and wait again.
+-- The bodies of the first members, as many as may be sent at once. The other members leave the list.
 local function take_bodies(members)
     local taken, large = measure(q, members, BYTES)
-    if taken < #members then
-        many('ZADD', q.ready, scored(0, {unpack(members, taken + 1)}))
-    end
     for i = #members, taken + 1, -1 do
         members[i] = nil
     end
@@ -63,11 +60,12 @@ local function lease(members, records)
             changes[2 * size - 1], changes[2 * size] = member, records[i]
         end
     end
-    many('ZADD', q.leased, scored(now + ttl, leased))
-    many('HSET', q.record, changes)
     if size > 0 then
         remember(LEAD.memory, tonumber(ARGV[4]), sub(tag, 1, 17) .. table.concat(members))
     end
+    many('HSET', q.record, changes)
+    many('ZADD', q.leased, scored(now + ttl, leased))
+    call('ZREMRANGEBYRANK', q.ready, 0, #members - 1)
 end
 
 -- Let the bell say whether something is ready now. Mostly it says so already.
@@ -82,14 +80,13 @@ if known then
     return fetch_again(known)
 end
 promote(q, PROMOTE)
-local popped, members = call('ZPOPMIN', q.ready, limit), {}
-for i = 1, #popped, 2 do
-    members[(i + 1) / 2] = popped[i]
-end
+local members = call('ZRANGE', q.ready, 0, limit - 1)
 if #members == 0 then
     call('DEL', q.bell)
     return {}
 end
+call('ZREMRANGEBYRANK', q.ready, 1, 0) -- of none, for what `try` says
+call('ZADD', q.leased, 'XX', 0, '')
 local bodies = take_bodies(members)
 local records = take_records(members, bodies)
 lease(members, records)

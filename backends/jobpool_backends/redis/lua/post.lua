@@ -41,13 +41,13 @@ for i, id in ipairs(ids) do
     end
 end
 if #new.ids > 0 then
-    many('HSET', q.body, new.bodies)
     many('ZADD', q.posts, new.free)
     many('ZADD', q.postsdelayed, new.delayed)
     many('ZADD', q.postslater, new.later)
     many('ZADD', q.lives, new.lives)
     call('SADD', q.queues, name)
     call('SET', LEAD.last, digits(seq))
+    many('HSET', q.body, new.bodies)
     many('HSET', q.record, new.records)
     many('HSET', q.ids, new.ids) -- last, as in add.lua
 end

@@ -82,16 +82,19 @@ for i, member in ipairs(members) do
         end
     end
 end
-many('ZREM', q.leased, work.members)
+if #work.members > 0 then
+    try(q.leased)
+end
+annotate(q, work.edits)
 many('HSET', q.record, work.changes)
 many('ZADD', q.ready, work.ready)
 many('ZADD', q.delayed, work.delayed)
 many('ZADD', q.later, work.later)
-annotate(q, work.edits)
+bury(q, work.dead)
+many('ZREM', q.leased, work.members)
 if #work.ready > 0 then
     ring(q)
 end
-bury(q, work.dead)
 end_members(q, work.dead, 'failed')
 finish(q)
 cap(q, tonumber(ARGV[9]), tonumber(ARGV[10]))

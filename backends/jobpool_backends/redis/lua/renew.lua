@@ -17,7 +17,7 @@ for i, member in ipairs(members) do
         end
     end
 end
--- Removes nothing, but lets this script add while the memory is full: see promote.lua.
+-- Removes nothing, but lets this script add while the memory is full: see base.lua.
 call('ZREM', q.leased, '')
 many('ZADD', q.leased, scored(now + ttl, held))
 many('HSET', q.record, changes)

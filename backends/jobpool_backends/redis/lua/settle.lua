@@ -143,40 +143,39 @@ local function make_way(q, work)
     end
 end
 
--- Removed before anything is put back: see promote.lua.
+-- Leases end last: where the server refuses a command in between, the call is repeated, or the jobs come back.
 local function write(q, work)
     for i, place in ipairs(ask('HMGET', q.ids, work.moved_ids)) do
         if place and sub(place, 1, 19) == work.moved[i] then -- it goes by an outbox
             push(work.ids, work.moved_ids[i])
         end
     end
-    many('ZREM', q.leased, work.ended)
-    many('ZREM', q.leased, work.left)
-    many('ZREM', q.leased, work.forfeited)
-    many('ZADD', q.leased, scored(now, work.forfeited))
-    many('HSET', q.record, work.changes)
-    many('ZADD', q.ready, scored(0, work.ready))
-    many('ZADD', q.delayed, work.delayed)
-    many('ZADD', q.later, scored(0, work.later))
-    erase(q, work.ended, work.ids, work.given)
+    for _, result in ipairs(work.results) do
+        call('SET', unpack(result))
+    end
     if #work.guarded > 0 then
         let_go(q, work.guarded)
     end
     annotate(q, work.edits)
+    erase(q, work.ended, work.ids, work.given)
+    many('HSET', q.record, work.changes)
+    many('ZADD', q.ready, scored(0, work.ready))
+    many('ZADD', q.delayed, work.delayed)
+    many('ZADD', q.later, scored(0, work.later))
+    bury(q, work.dead)
+    many('ZADD', q.leased, scored(now, work.forfeited))
+    many('ZREM', q.leased, work.ended)
+    many('ZREM', q.leased, work.left)
     if #work.ready > 0 then
         ring(q)
     end
     if #work.dead > 0 then
-        bury(q, work.dead)
         tell(q, work.dead_ids)
         cap(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
     end
     end_members(q, work.ended, 'succeeded') -- make_way has taken out those that moved
     end_members(q, work.cancelled, 'cancelled')
     end_members(q, work.dead, 'failed')
-    for _, result in ipairs(work.results) do
-        call('SET', unpack(result))
-    end
     tell(q, work.result_ids)
 end
 
@@ -249,7 +248,6 @@ local function follow_up(queues, at, letters)
     for i = 1, count do
         refused[i] = letters[tonumber(ARGV[places + i - 1])] ~= 'o'
     end
-    call('ZREM', queues[1].leased, '') -- see promote.lua
     add(queues, names, ARGV, places + count + 1, count, refused, true)
 end
 
@@ -274,10 +272,12 @@ end
 if COUNT > 1 then
     letters, at = in_place(letters, at), at + #letters
 end
+try(queues[1].leased)
 for number, work in pairs(works) do
     make_way(queues[number], work)
 end
 if ARGV[at] then -- before any lease ends: where the server refuses a command, the jobs come back
+    call('HDEL', queues[1].record, '') -- as `try` does: what is added here must not be added again
     follow_up(queues, at, letters)
 end
 for number, work in pairs(works) do

@@ -21,7 +21,6 @@ end
 -- These messages are gone. The key of each is known for as many µs more; with 0 it is free at once.
 local function give_keys(q, members, ids, lasts)
     local keys = ask('HMGET', beside(q, 'keyed'), members)
-    many('HDEL', beside(q, 'keyed'), members) -- removed before anything is added: see promote.lua
     for i, key in ipairs(keys) do
         local name = key and beside(q, 'unique:' .. key)
         if name and recall(name) == ids[i] then
@@ -32,4 +31,5 @@ local function give_keys(q, members, ids, lasts)
             end
         end
     end
+    many('HDEL', beside(q, 'keyed'), members)
 end
