@@ -129,6 +129,7 @@ class Parameters:
         self._rest = every[1:] if takes_context else every
         self._positions = [part.name for part in self._rest if part.kind is Parameter.POSITIONAL_OR_KEYWORD]
         self._converters: Mapping[str, Convert] = {}
+        self._further: Convert = unchanged  # reads further fields
         self._taken: set[str] | None = None  # names that no further field may have; None = there are no further fields
         self._model: type | None = None
         self.read: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
@@ -166,7 +167,7 @@ class Parameters:
         kind = self._model
         known = fields_of(kind)[0] if kind is not None and dataclasses.is_dataclass(kind) else self._converters
         try:
-            known.get(name, unchanged)(value, name)
+            known.get(name, self._further)(value, name)
         except Mismatch:
             return False
         return True
@@ -212,14 +213,13 @@ class Parameters:
         self._converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
         required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
         # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
-        further: Convert = unchanged
         if self._rest and self._rest[-1].kind is Parameter.VAR_KEYWORD:
-            self._taken, further = {self.context, "self"}, converter(hints.get(self._rest[-1].name, Any))
+            self._taken, self._further = {self.context, "self"}, converter(hints.get(self._rest[-1].name, Any))
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is not dict:
                 raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-            return (), fill(payload, "", self._converters, required, _IT_TAKES, self._taken, further)
+            return (), fill(payload, "", self._converters, required, _IT_TAKES, self._taken, self._further)
 
         return read
 

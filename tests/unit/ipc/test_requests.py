@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -106,12 +107,16 @@ def test_a_socket_of_a_kind_that_python_does_not_know_is_dropped(
     server: RequestSocket, board: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job can send one: it has the pool's user."""
+
+    def refuse(fileno: int) -> None:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT), fileno)
+
     monkeypatch.chdir(Path(board).parent)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(os.path.basename(socket_path(board)))
         socket.send_fds(sender, [b'{"verb":"stack","slot":1,"pid":2}'], [sender.fileno()])
         before = len(os.listdir("/proc/self/fd"))
         with monkeypatch.context() as patch:
-            patch.setattr(socket, "socket", lambda fileno: os.open("/nowhere", fileno))
+            patch.setattr(socket, "socket", refuse)
             assert server.read() == []
         assert len(os.listdir("/proc/self/fd")) == before
