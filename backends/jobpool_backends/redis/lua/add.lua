@@ -66,8 +66,8 @@ local function write_more(q, member, id, more)
     end
 end
 
--- Write all but bodies, records and ids, which come last. Where the server refuses a command in between, the ids are unknown
--- still, and a fetch drops a member without a record. So the call is repeated, and nothing is there twice.
+-- Write all but bodies, records and ids, which come last. Where the server refuses a command in between, the ids are
+-- unknown still, and a fetch drops a member without a record. So the call is repeated, and nothing is there twice.
 local function write_new(q, name, new)
     many('ZADD', q.ready, new.ready)
     many('ZADD', q.delayed, new.delayed)
@@ -127,8 +127,8 @@ end
 -- when it is due ('' = now), the end of its record, and its body. Number 0 is a queue that is out of reach. The body is
 -- then the whole message, and goes to the outbox of the first queue. `refused` messages are left out. `brought`: by a
 -- settlement or a batch, so that a message that is too late for its batch is added without one. One that moves here by
--- an outbox has the sequence of its old queue in place of a time. It is remembered by that and its id from now on. For it
--- may be brought twice, and another message of its id may have ended here.
+-- an outbox has the sequence of its old queue in place of a time. It is remembered by that and its id from now on. It may
+-- be brought twice, and another message of its id may have ended here.
 -- Returns ids whose unique key another message has, each with that message's id; nil when there are none. Or it returns
 -- a batch that is not open: then nothing was added.
 local function add(queues, names, words, at, count, refused, brought)
