@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import FrameType
@@ -132,8 +133,15 @@ def test_whoever_waits_comes_back_when_the_backend_is_closed(harness: Harness) -
         assert [wait.result(10.0) for wait in waits] == [None] * 3
 
 
-def test_a_fetch_that_waits_ends_when_the_backend_is_closed(harness: Harness) -> None:
+def test_a_fetch_that_waits_ends_when_the_backend_is_closed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = harness.open_live()
+    wait_any, waits = backend._wait_any, threading.Event()
+
+    def wait_then_tell(queues: Sequence[str], timeout: float) -> str | None:
+        waits.set()
+        return wait_any(queues, timeout)
+
+    monkeypatch.setattr(backend, "_wait_any", wait_then_tell)
 
     def fetch() -> JobLease | None:
         with suppress(BackendUnavailable):
@@ -141,10 +149,10 @@ def test_a_fetch_that_waits_ends_when_the_backend_is_closed(harness: Harness) ->
         return None
 
     with ThreadPoolExecutor(1) as executor:
-        waits = executor.submit(fetch)
-        time.sleep(0.2)
+        fetched = executor.submit(fetch)
+        assert waits.wait(10.0)
         backend.close()
-        assert waits.result(10.0) is None
+        assert fetched.result(10.0) is None
 
 
 @pytest.mark.spans

@@ -195,7 +195,8 @@ def test_shared_memory_of_the_app_is_there_for_each_child_until_the_fork_server_
             names.add(child.ask("attach_memory"))
             nurse.end(child)
         [memory] = [Path("/dev/shm") / name for name in names]
-        time.sleep(0.2)  # in which a tracker of the child's own would unlink it
+        # The app's tracker alone is left: one of a child's own would have unlinked it at its end.
+        wait_until(lambda: len(direct_children(nurse.server.pid)) == 1)
         assert memory.exists()
     assert not memory.exists()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -603,7 +602,7 @@ def test_no_job_is_lost_or_doubled_while_a_user_lacks_a_command(start: Start, re
         for name in names:
             backend.enqueue(a_job(name, identifier=name))
         backend.enqueue(a_job("due", identifier="due", scheduled_at=datetime.now(UTC) + timedelta(seconds=0.05)))
-        time.sleep(0.06)
+        wait_until(lambda: backend.stats(QUEUE).delayed == 0)
         leases = twice(lambda: backend._fetch(QUEUE, 9, 30.0, "one")) or backend.fetch_many(QUEUE, limit=9)
         by_id = {lease.id: lease for lease in leases}
         assert sorted(by_id) == sorted([*names, "due"])
@@ -620,7 +619,7 @@ def test_no_job_is_lost_or_doubled_while_a_user_lacks_a_command(start: Start, re
         twice(lambda: backend.settle_many([(by_id[name], settlement) for name, settlement in settlements.items()]))
         twice(lambda: backend.reap(QUEUE, ReapPolicy(back_off=0.0)))
         assert twice(lambda: backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RESUME)) <= 1
-        time.sleep(0.06)
+        wait_until(lambda: backend.stats(QUEUE).delayed == 0)
         twice(lambda: backend.claims.claim(QUEUE, limit=2, ttl=60.0, grace=60.0))
         for held in backend.claims.list_claims(QUEUE, limit=9):
             twice(partial(backend.claims.release, QUEUE, held.id))
