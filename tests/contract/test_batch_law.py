@@ -451,7 +451,27 @@ def test_a_producer_that_runs_again_leaves_its_closed_batch_alone(backend: Queue
     for lease in backend.fetch_many(QUEUE, limit=5, ttl=100.0):
         backend.ack(lease)
     assert counts(backend) == (3, 3, 0, 0)
-    assert callbacks(backend) == [("finish", f"{BATCH}:on_done")]
+    assert [handler for handler, _ in callbacks(backend)] == ["finish"]
+
+
+def test_a_batch_that_is_made_anew_has_a_callback_of_its_own(harness: Harness, backend: QueueBackend) -> None:
+    jobs, finish = Jobs(backend=backend), JobDefinition("finish", queue=DONE)
+    jobs.batch(on_done=finish, identifier=BATCH).close()
+    [first] = backend.fetch_many(DONE, limit=5)
+    backend.abandon(first, "failed")
+    harness.advance(BATCH_MEMORY_S + 10.0)
+    jobs.batch(on_done=finish, identifier=BATCH).close()
+    [second] = backend.fetch_many(DONE, limit=5)
+    assert second.id != first.id
+
+
+def test_a_member_with_the_id_of_the_callback_is_refused(backend: QueueBackend) -> None:
+    batch = Jobs(backend=backend).batch(on_done=JobDefinition("finish", queue=DONE, identifier="end"))
+    for add in (batch.add, lambda job: batch.add_many([job])):
+        with pytest.raises(InvalidJob, match="'end' is the id of a callback of its batch"):
+            add(a_job(identifier="end"))
+    batch.close()
+    assert callbacks(backend) == [("finish", "end")]
 
 
 def test_a_call_with_what_no_program_sends_is_refused(backend: QueueBackend) -> None:

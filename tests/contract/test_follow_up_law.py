@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, new_lease, numbered
-from support.looks import dead_letter, is_refusal
+from support.looks import a_lease, dead_letter, is_refusal
 from support.promises import PROMISES
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import MessageFilter, State
+from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, State
 from jobpool.errors import InvalidJob
+from jobpool.message.context import next_of
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Settled, Settlement
 
@@ -130,6 +131,18 @@ def test_an_id_that_is_known_adds_nothing(backend: QueueBackend, settlement: Set
     [settlement] = [each for each in with_follow_ups(named) if type(each) is type(settlement)]
     assert backend.settle_many([(new_lease(backend, "first"), settlement)]) == [Settled.OK]
     assert payloads(backend) == ["first"]
+
+
+@pytest.mark.needs("known_ids")
+def test_a_chain_whose_first_job_comes_anew_has_jobs_of_its_own(harness: Harness, backend: QueueBackend) -> None:
+    for _ in range(2):
+        backend.enqueue(a_job("first", identifier="nightly", then=(a_job("next"), a_job("last", queue="mails"))))
+        for payload in ("first", "next"):
+            [lease] = backend.fetch_many(QUEUE, limit=5)
+            assert lease.envelope.payload == payload
+            assert backend.settle_many([(lease, Ack(next_of(lease.envelope)))]) == [Settled.OK]
+        backend.abandon(a_lease(backend, "mails"), "failed")
+        harness.advance(ENQUEUE_MEMORY + 10.0)
 
 
 @pytest.mark.parametrize("settlement", with_follow_ups(a_job("x" * 1_048_577)), ids=["ack", "abandon"])

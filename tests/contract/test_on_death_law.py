@@ -8,7 +8,7 @@ from support.jobs import QUEUE, a_job
 from support.looks import dead_letter
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import ReapPolicy
+from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, Reaped, ReapPolicy, Verb
 from jobpool.client.worker import QueueWorker
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.master.dead_letter_jobs import DeadLetterJobs
@@ -32,9 +32,9 @@ def failing(told: list[DeadJob]) -> HandlerRegistry:
     return registry
 
 
-def crashed_to_death(backend: QueueBackend) -> str:
+def crashed_to_death(backend: QueueBackend, identifier: str | None = None) -> str:
     """Nobody saw this death: the pool that reaped it has ended."""
-    ident = backend.enqueue(a_job({"customer": 7}, handler="report"))
+    ident = backend.enqueue(a_job({"customer": 7}, handler="report", identifier=identifier))
     for _ in range(10):
         lease = backend.fetch(QUEUE, ttl=5.0)
         if lease is not None:
@@ -105,6 +105,26 @@ def test_another_pool_does_not_tell_of_it_again(harness: Harness, backend: Queue
     assert QueueWorker(backend, failing([])).process_once(QUEUE).status is Status.ACKED
     next_pool(harness.open()).forward([QUEUE])
     assert backend.fetch(QUEUE) is None
+
+
+@pytest.mark.needs("known_ids")
+@pytest.mark.parametrize("way", ["fails", "crashes"])
+def test_the_death_of_a_new_job_with_a_former_id_is_told_too(harness: Harness, backend: QueueBackend, way: str) -> None:
+    told: list[DeadJob] = []
+    worker, pool = QueueWorker(backend, failing(told)), next_pool(backend)
+    for _ in range(2):
+        if way == "fails":
+            backend.enqueue(a_job({"customer": 7}, handler="report", identifier="order-17"))
+            assert worker.process_once(QUEUE).status is Status.DEAD_LETTERED
+        else:
+            crashed_to_death(backend, "order-17")
+            pool.died([Reaped("order-17", QUEUE, 2, None, dead=True)])
+            pool.forward()
+        hook = backend.fetch(QUEUE)
+        assert hook is not None, "the hooks are told"
+        backend.abandon(hook, "failed")
+        assert backend.bulk(MessageFilter(ids=("order-17",)), Verb.DELETE) == 1
+        harness.advance(ENQUEUE_MEMORY + 10.0)
 
 
 def test_the_death_of_a_hook_is_told_to_nobody(backend: QueueBackend) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +13,7 @@ from jobpool.errors import InvalidJob, JobpoolError, UnknownJob
 from jobpool.message.batches import NOT_OPEN, BatchCall, BatchStatus
 from jobpool.message.builder import JobBuilder, check_distinct, definition_of
 from jobpool.message.definition import JobDefinition
-from jobpool.message.names import LONGEST_IDENTIFIER, check_identifier
+from jobpool.message.names import check_identifier
 from jobpool.message.results import JobHandle
 
 if TYPE_CHECKING:
@@ -34,20 +34,27 @@ class Batch:
         id: Also an id for `Jobs.status`, `Jobs.wait` and `Jobs.cancel`, and on the command line.
     """
 
-    def __init__(self, jobs: Jobs, ident: str, *, may_cancel: bool = False) -> None:
+    def __init__(self, jobs: Jobs, ident: str, callbacks: Collection[str] = (), *, may_cancel: bool = False) -> None:
         self._jobs = jobs
+        self._callbacks = callbacks
         self._may_cancel = may_cancel
         self.id = ident
 
     def add(self, job: JobDefinition | JobBuilder) -> JobHandle:
         """Enqueue one job as a member. Raises and blocks as `Jobs.enqueue`, and `InvalidJob`: it is not open."""
         with _telling_why(self._jobs, self.id):
-            return self._jobs.enqueue(definition_of(job).with_batch(self.id))
+            return self._jobs.enqueue(self._member(job))
 
     def add_many(self, jobs: Iterable[JobDefinition | JobBuilder]) -> list[str]:
         """Enqueue any number of members, a batch in a round trip; their ids, in order. Raises as `add`."""
         with _telling_why(self._jobs, self.id):
-            return self._jobs.enqueue_many(definition_of(job).with_batch(self.id) for job in jobs)
+            return self._jobs.enqueue_many(map(self._member, jobs))
+
+    def _member(self, job: JobDefinition | JobBuilder) -> JobDefinition:
+        definition = definition_of(job)
+        if definition.identifier in self._callbacks:
+            raise InvalidJob(f"{definition.identifier!r} is the id of a callback of its batch, which would never run")
+        return definition.with_batch(self.id)
 
     def close(self) -> None:
         """Let it end when the last member has; at once if all have. Again, nothing. Raises as `Jobs.enqueue`."""
@@ -116,7 +123,8 @@ def open_batch(
         check_identifier(parent_id)
     with _telling_why(jobs, parent_id):
         jobs._target.call_batch(BatchCall("open", new, parent_id, (*callbacks,)), [*callbacks.values()])
-    return Batch(jobs, new, may_cancel=ident is None)
+    own_ids = [job.identifier for job in callbacks.values() if job.identifier is not None]
+    return Batch(jobs, new, own_ids, may_cancel=ident is None)
 
 
 def _callback(callback: Callback, name: str, batch: str) -> JobDefinition:
@@ -135,10 +143,7 @@ def _callback(callback: Callback, name: str, batch: str) -> JobDefinition:
             f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter"
             " batch: dict | None = None, and what else it takes by handler.define(…)"
         ) from None
-    most = LONGEST_IDENTIFIER - len(f":{name}")
-    if definition.identifier is None and len(batch) > most:
-        raise InvalidJob(f"the identifier of a batch with {name} has at most {most} characters, not {len(batch)}")
-    return definition.with_identifier(definition.identifier or f"{batch}:{name}")
+    return definition
 
 
 @contextmanager

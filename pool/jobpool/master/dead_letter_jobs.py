@@ -117,6 +117,7 @@ class DeadLetterJobs:
             attempts=message.attempts,
             crashes=message.crashes,
             deliveries=message.deliveries,
+            enqueued_at=message.enqueued_at,
         )
         return None if job is None or self._is_marked(job.identifier or "") else job
 
@@ -150,7 +151,7 @@ class DeadLetterJobs:
             message.attempts,
             queue=queue,
             original_queue=message.queue,
-            identifier=copy_id(queue, message.id, message.deliveries),
+            identifier=copy_id(queue, message.id, message.deliveries, message.enqueued_at),
             now=datetime.now(UTC),
         )
 

@@ -222,7 +222,7 @@ def next_of(envelope: JobEnvelope) -> tuple[JobDefinition, ...]:
     if not (envelope.meta and envelope.then):
         return ()
     first, *rest = (JobDefinition.from_dict(job) for job in envelope.then)
-    # The same id after a lost ack, so that the repeat makes no duplicate.
+    # The same id after a lost ack, so that the repeat makes no duplicate. Older versions gave it none at the enqueue.
     identifier = first.identifier or sha256(f"{envelope.identifier} then {len(rest)}".encode()).hexdigest()[:16]
     previous = None if first.previous is None else [None]
     batch = first.batch or envelope.batch

@@ -120,13 +120,16 @@ def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: dat
     if lease.queue == queue or settlement.reason in NEVER_COPIED:
         return None
     envelope, attempts = lease.envelope, lease.attempts + settlement.attempts
-    ident = copy_id(queue, lease.id, lease.deliveries)
+    ident = copy_id(queue, lease.id, lease.deliveries, lease.enqueued_at)
     return copy_of(envelope.payload, envelope.job, settlement.reason, attempts, queue, lease.queue, ident, now)
 
 
-def copy_id(queue: str, ident: str, deliveries: int) -> str:
-    """Return an id for this death: the same for each try to forward it, another after a retry and a new death."""
-    return hashlib.sha256(f"{queue}\0{ident}\0{deliveries}".encode()).hexdigest()[:16]
+def copy_id(queue: str, ident: str, deliveries: int, enqueued_at: float) -> str:
+    """Return an id for this death: the same for each try to forward it, another after a retry and a new death.
+
+    `enqueued_at`: a producer may use an id of its own again once the message is gone.
+    """
+    return hashlib.sha256(f"{queue}\0{ident}\0{deliveries}\0{enqueued_at}".encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,7 @@ def hook_job(
     attempts: int,
     crashes: int,
     deliveries: int,
+    enqueued_at: float,
 ) -> JobDefinition | None:
     """Return the job that brings a death to the hooks, in its queue, ahead of others, under an id of this death.
 
@@ -196,10 +200,11 @@ def hook_job(
     ended = (queue, reason, error, how, death.stack, death.output, attempts, crashes)
     whole = DeadJob(job.identifier, job.job, job.name or job.job, *ended, job.payload, meta=job.user_meta)
     smaller = replace(whole, payload=None, payload_left_out=True)
+    ident = copy_id(ON_DEATH, whole.id, deliveries, enqueued_at)
     for dead in (whole, smaller):
         with suppress(JobpoolError):
-            return _job_of(dead, deliveries, check)
-    return _job_of(_facts_of(smaller), deliveries, check)
+            return _job_of(dead, ident, check)
+    return _job_of(_facts_of(smaller), ident, check)
 
 
 def _facts_of(dead: DeadJob) -> DeadJob:
@@ -207,10 +212,9 @@ def _facts_of(dead: DeadJob) -> DeadJob:
     return replace(dead, error=error, stack="", output="", meta={})
 
 
-def _job_of(dead: DeadJob, deliveries: int, check: Callable[[JobDefinition], object]) -> JobDefinition:
+def _job_of(dead: DeadJob, ident: str, check: Callable[[JobDefinition], object]) -> JobDefinition:
     """Return the job that brings this record, checked."""
     trace = {name: dead.meta[name] for name in (TRACEPARENT,) if name in dead.meta}
-    ident = copy_id(ON_DEATH, dead.id, deliveries)
     job = JobDefinition(ON_DEATH, dead, priority=0, queue=dead.queue, identifier=ident, meta=trace)
     check(job)
     return job
@@ -232,4 +236,5 @@ def hook_job_of_abandoned(
         attempts=lease.attempts + settlement.attempts,
         crashes=lease.crashes,
         deliveries=lease.deliveries,
+        enqueued_at=lease.enqueued_at,
     )

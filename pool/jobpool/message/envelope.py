@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from itertools import accumulate
 from operator import itemgetter
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import orjson
@@ -154,7 +155,8 @@ def encode(
     if definition.batch is not None:
         meta["_batch"] = definition.batch
     if definition.then:
-        meta["_then"] = [job.to_dict() for job in definition.then]
+        # An id of this chain's own, also where a producer uses the id of an earlier one's first job again.
+        meta["_then"] = [{"identifier": token_hex(8)} | job.to_dict() for job in definition.then]
     if definition.previous is not None:
         meta["_previous"] = definition.previous
     if callback_of is not None:

@@ -157,13 +157,13 @@ def test_a_key_that_is_done_is_skipped_and_stays_done_no_longer_for_it(desk: Des
 def test_the_chain_of_a_skipped_one_goes_on_without_its_result(desk: Desk) -> None:
     chain = [{"handler": "mail", "previous": []}, {"handler": "file"}]
     meta = {TRACEPARENT: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
-    then = tuple(map(JobDefinition.from_dict, chain))
+    then = tuple(JobDefinition.from_dict({**job, "identifier": job["handler"]}) for job in chain)
     desk.backend.call_batch(BatchCall("open", "b", None, ()))
     desk.backend.ack(desk.run(KEYED)[0].lease)
     [skipped] = desk.run({**KEYED, "then": then, "batch": "b", "meta": meta})
     assert isinstance(skipped.outcome, AlreadyDone)
     [mail] = skipped.outcome.follow_ups
-    assert (mail.handler, mail.previous, mail.then) == ("mail", [None], (JobDefinition("file"),))
+    assert (mail.handler, mail.previous, mail.then) == ("mail", [None], (JobDefinition("file", identifier="file"),))
     assert (mail.batch, mail.meta) == ("b", meta)
     assert next_of(skipped.lease.envelope) == (mail,), "a repeat has the same id"
 
@@ -171,8 +171,8 @@ def test_the_chain_of_a_skipped_one_goes_on_without_its_result(desk: Desk) -> No
 @pytest.mark.parametrize("then", [[{"handler": ""}], [{"handler": "mail", "then": 5}], [{"queue": "x"}]])
 def test_a_chain_that_names_no_job_is_rejected_when_its_first_is_skipped(desk: Desk, then: list[Any]) -> None:
     desk.backend.ack(desk.run(KEYED)[0].lease)
-    [found] = desk.fetch({**KEYED, "then": (JobDefinition("THEN"),)})
-    body = found.lease.body.replace(b'[{"handler":"THEN","payload":{}}]', orjson.dumps(then))
+    [found] = desk.fetch({**KEYED, "then": (JobDefinition("THEN", identifier="x"),)})
+    body = found.lease.body.replace(b'[{"identifier":"x","handler":"THEN","payload":{}}]', orjson.dumps(then))
     [outcome] = outcomes(desk.admit([Inspected(replace(found.lease, body=body), None)]))
     assert isinstance(outcome, Rejected)
     assert "the next job of its chain is refused" in outcome.why
