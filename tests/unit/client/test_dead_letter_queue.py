@@ -132,7 +132,11 @@ def test_a_copy_goes_with_the_abandon(broker: QueueBackend) -> None:
     lease = leased(broker)
     copy = copy_of_abandoned(lease, Abandon("timeout", "stack"), "failures", NOW)
     assert copy is not None
-    assert (copy.handler, copy.queue, copy.identifier) == ("report", "failures", copy_id("failures", lease.id, 1, lease.enqueued_at))
+    assert (copy.handler, copy.queue, copy.identifier) == (
+        "report",
+        "failures",
+        copy_id("failures", lease.id, 1, lease.enqueued_at),
+    )
     assert copy.payload == {
         "customer": 7,
         METADATA: {
@@ -155,6 +159,9 @@ def test_nothing_goes_from_the_queue_of_copies_to_itself(broker: QueueBackend) -
 
 
 def test_the_id_is_one_death_of_one_message_for_one_queue() -> None:
-    ids = {copy_id(*key) for key in (("a", "m", 1, 0.5), ("a", "m", 2, 0.5), ("a", "n", 1, 0.5), ("b", "m", 1, 0.5), ("a", "m", 1, 7.0))}
+    ids = {
+        copy_id(*key)
+        for key in (("a", "m", 1, 0.5), ("a", "m", 2, 0.5), ("a", "n", 1, 0.5), ("b", "m", 1, 0.5), ("a", "m", 1, 7.0))
+    }
     assert len(ids) == 5
     assert copy_id("a", "m", 1, 0.5) in ids
