@@ -84,10 +84,10 @@ def list_messages(session: Session, queue: str, claimed: bool, limit: int, json_
     """List the messages of a queue that a claim could take, jobs too, in the order of their enqueue."""
     with session.broker() as backend:
         found = _select(backend, queue).messages(claimed=claimed)
-        shown = list(found if not limit else islice(found, limit))
-        more = next(found, None) is not None
         titles, row = LISTED if claimed else MESSAGES, partial(_message_row, claimed=claimed)
+        shown = islice(found, limit or None)
         answer(json_, shown, _message_values, titles, row, f"no message of queue {queue!r} is free")
+        more = next(found, None) is not None
     if more and not json_:
         note(MORE.format(limit))
 

@@ -10,6 +10,7 @@ import re
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -117,14 +118,14 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
         if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue, shows=True)
         where = listable(backend, id_meant(backend, where))
-        found = list(matching(backend, where, limit + 1 if limit else 0))
-        if not found:
+        found = matching(backend, where, limit + 1 if limit else 0)
+        shown = islice(found, limit or None)
+        if not (first := [*islice(shown, 1)]):
             note(none_matches(backend, where))
-    shown = found[:limit] if limit else found
-    titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
-    answer(json_, shown, as_values, titles, cells)
-    if len(found) > len(shown):
-        note(MORE.format(limit))
+        titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
+        answer(json_, chain(first, shown), as_values, titles, cells)
+        if next(found, None):
+            note(MORE.format(limit))
 
 
 def unknown_reason(where: MessageFilter) -> str:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import click
@@ -21,6 +22,7 @@ from jobpool.telemetry.logs import is_colourful
 Found = TypeVar("Found")
 
 MIN_COLUMN_CHARS = 8  # characters that a column keeps, however narrow the terminal is
+BLOCK_ROWS = 500  # of a table that are aligned together, and printed before the next are read
 
 
 class Column(Struct, frozen=True):
@@ -55,19 +57,32 @@ def answer_json(value: Any) -> None:
 
 def answer(
     json_: bool,
-    found: Sequence[Found],
+    found: Iterable[Found],
     values: Callable[[Found], Any],
     columns: Sequence[Column],
     row: Callable[[Found], Sequence[str]],
     nothing: str = "",
 ) -> None:
-    """Answer with what was found: JSON, a table, or a note that there is nothing."""
+    """Answer with what is found, as it is read: JSON, a table, or a note that there is nothing."""
+    rest = iter(found)
+    first = [*islice(rest, 1)]
     if json_:
-        answer_json([values(one) for one in found])
-    elif found:
-        table(columns, [row(one) for one in found])
+        _answer_list(map(values, chain(first, rest)))
+    elif first:
+        table(columns, map(row, chain(first, rest)))
     elif nothing:
         note(nothing)
+
+
+def _answer_list(values: Iterable[Any]) -> None:
+    """Print a list as `answer_json` does, each value once it is known."""
+    indent, begin, between, end = (2, "[\n  ", ",\n  ", "\n]") if sys.stdout.isatty() else (None, "[", ", ", "]")
+    lead = begin
+    for value in values:
+        text = json_text(value, indent)
+        click.echo(lead + (text.replace("\n", "\n  ") if indent else text), nl=False)
+        lead = between
+    click.echo("[]" if lead is begin else end)
 
 
 def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str, counted: str = "") -> None:
@@ -93,24 +108,34 @@ def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str, c
         say(f"{plural(len(ids), word)} {counted}")
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text, each cell on one line; on a terminal, cut to its width."""
+def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of text as they come, each cell on one line; on a terminal, cut to its width."""
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    head, *lines = aligned(columns, rows, room, gap=2)
-    if is_colourful(sys.stdout):
-        head = [click.style(title, bold=True, underline=True) for title in head]
-        lines = [
-            [click.style(cell, bold=True) if column.bold else cell for column, cell in zip(columns, line, strict=True)]
-            for line in lines
-        ]
-    for line in (head, *lines):
-        click.echo("  ".join(line).rstrip())
+    is_coloured, rest, head = is_colourful(sys.stdout), iter(rows), list[str]()
+    while (block := [*islice(rest, BLOCK_ROWS)]) or not head:
+        titles, *lines = aligned(columns, block, room, gap=2, least=[*map(text_width, head)])
+        if is_coloured:
+            lines = [
+                [click.style(one, bold=True) if column.bold else one for column, one in zip(columns, line, strict=True)]
+                for line in lines
+            ]
+        if not head:
+            lines.insert(0, [click.style(one, bold=True, underline=True) for one in titles] if is_coloured else titles)
+        for line in lines:
+            click.echo("  ".join(line).rstrip())
+        head = titles
 
 
-def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None, *, gap: int) -> list[list[str]]:
-    """Return titles and rows, each cell on one line and as wide as its column; cut to `room` with `gap` between."""
+def aligned(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None, *, gap: int, least: Sequence[int] = ()
+) -> list[list[str]]:
+    """Return titles and rows, each cell on one line and as wide as its column; cut to `room` with `gap` between.
+
+    `least`: the widths of earlier rows, so that later ones stand below them.
+    """
     cells = [[column.title for column in columns], *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
+    widths = [*map(max, widths, least or widths)]
     if room is not None:
         widths = fit(columns, widths, room - gap * (len(columns) - 1))
     return [

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+
 import pytest
 
-from jobpool.cli.output import aligned, columns, fit, plural
+from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, fit, plural
 
 COLUMNS = columns("ID, HANDLER~, WHY~")
 
@@ -25,6 +28,26 @@ def test_a_cell_takes_the_places_that_a_terminal_gives_it() -> None:
         ["a b", " 1", "日本語の… "],
         ["cd ", "22", "e\u0301         "],
     ]
+
+
+@pytest.mark.parametrize("json_", [False, True])
+def test_the_first_are_shown_before_the_last_are_read(capsys: pytest.CaptureFixture[str], json_: bool) -> None:
+    """A list of a million messages needs neither the memory for all of them nor their time to show the first."""
+    shown = ""
+
+    def numbers() -> Iterator[int]:
+        nonlocal shown
+        yield from range(BLOCK_ROWS + 1)
+        shown = capsys.readouterr().out
+        yield 10**20
+
+    answer(json_, numbers(), int, columns("N>"), lambda number: [str(number)])
+    last = capsys.readouterr().out
+    assert shown.split()[1:3] == (["1,", "2,"] if json_ else ["0", "1"])
+    if json_:
+        assert json.loads(shown + last) == [*range(BLOCK_ROWS + 1), 10**20]
+    else:
+        assert last.split() == [str(BLOCK_ROWS), f"{10**20}"]
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 jobs"), (1, "1 job"), (2000, "2,000 jobs")])
