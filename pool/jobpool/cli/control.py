@@ -136,8 +136,9 @@ def _row(pool: PoolRecord, now: float) -> list[str]:
 
 @click.command("drain", cls=Command)
 @click.argument("ident", metavar="ID")
+@as_json
 @click.pass_context
-def pools_drain(ctx: click.Context, /, session: Session, ident: str) -> None:
+def pools_drain(ctx: click.Context, /, session: Session, ident: str, json_: bool) -> None:
     """Let a pool fetch nothing more, wherever it runs. Its jobs run to their end, and it waits for `pools resume`.
 
     Exits 0 if it is asked, 1 if it is unknown. 5 means that it is SILENT, and may never read this.
@@ -148,11 +149,14 @@ def pools_drain(ctx: click.Context, /, session: Session, ident: str) -> None:
         if not control.drain(backend, ident):
             raise _no_pool(ident)
         found, now = control.pools(backend), backend.control_time()
-    say(f"{ident} is asked to drain")
-    for pool in found:
-        if pool.id == ident and pool.silent:
-            note(f"{ident} has been SILENT for {format_duration(now - pool.seen)}: it may never read this")
-            ctx.exit(NOT_KNOWN)
+    silent = [pool for pool in found if pool.id == ident and pool.silent]
+    if json_:
+        answer_json({"id": ident, "silent": bool(silent)})
+    else:
+        say(f"{ident} is asked to drain")
+    for pool in silent:
+        note(f"{ident} has been SILENT for {format_duration(now - pool.seen)}: it may never read this")
+        ctx.exit(NOT_KNOWN)
 
 
 def _no_pool(ident: str) -> click.ClickException:
@@ -161,17 +165,19 @@ def _no_pool(ident: str) -> click.ClickException:
 
 @click.command("resume", cls=Command)
 @click.argument("ident", metavar="ID")
-def pools_resume(session: Session, ident: str) -> None:
+@as_json
+def pools_resume(session: Session, ident: str, json_: bool) -> None:
     """Let a drained pool fetch again."""
     from jobpool.broker import control
 
     with session.broker() as backend:
-        if control.undrain(backend, ident):
-            say(f"{ident} is resumed")
-        elif any(pool.id == ident for pool in control.pools(backend)):
-            note(f"{ident} was not drained")
-        else:
+        was = control.undrain(backend, ident)
+        if not was and all(pool.id != ident for pool in control.pools(backend)):
             raise _no_pool(ident)
+    if json_:
+        answer_json({"id": ident, "resumed": was})
+    else:
+        (say if was else note)(f"{ident} is resumed" if was else f"{ident} was not drained")
 
 
 @click.command("cancel", cls=Command, short_help="Cancel jobs that wait, are delayed or run.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.messages import moment
-from jobpool.cli.options import Command, as_json, option, queue_option, time_option
+from jobpool.cli.options import Command, as_json, option, queue_option, refuse, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
@@ -28,6 +28,7 @@ MAX_FIELD_CHARS = 200  # characters of a field, unless all is asked for
 
 ENDS = [status.value for status in Status if status not in (Status.EMPTY, Status.LOST)]  # these leave no row
 
+OF_ATTEMPTS = "limit", "status", "full"  # parameters that neither sums nor a list of names has a use for
 SPANS = {"minute": 60, "hour": 3600}
 
 ATTEMPTS = columns("START, STATUS!, ID, ATTEMPT>, SECONDS>, QUEUE, JOB, ERROR OR OUTPUT~")
@@ -60,10 +61,16 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 
     A job without a name is recorded under its handler's. Secrets were masked when the attempt was recorded.
     """
-    settings = session.settings(history=asked["where"] or None)
     if rollup:
         if job is not None:
             raise click.UsageError("--rollup sums up by queue and handler: use --handler, not a name")
+        refuse("is not for --rollup, which sums up all of --since", "where", *OF_ATTEMPTS)
+    else:
+        refuse("needs --rollup", "by", "since", "handler")
+        if job is None:
+            refuse("needs a NAME", "queue", *OF_ATTEMPTS)
+    settings = session.settings(history=asked["where"] or None)
+    if rollup:
         _show_rollups(session, asked, json_)
         return
     with _place(session, settings.history) as place:

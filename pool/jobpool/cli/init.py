@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from jobpool.broker.config_file import SHARED_FILE_NAME, find_config, from_directory
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.options import Command, as_json, option, refuse
 from jobpool.cli.output import answer_json, note
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
@@ -35,6 +35,7 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
     With --backend URL the file names that broker, whose tables are made.
     """
     if broker_only:
+        refuse("and --broker-only exclude each other: it writes no files", "directory", "force")
         made = _prepare(session)
         if json_:
             answer_json({"files": [], "broker": made})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from jobpool.cli.session import Session
 from jobpool.message.units import parse_duration
@@ -107,6 +108,14 @@ def confirmed(function: Function) -> Function:
     """Add `--yes` and `--dry-run`, for every verb that destroys."""
     function = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")(function)
     return option("-y", "--yes", is_flag=True, help="Do not ask.")(function)
+
+
+def refuse(why: str, *names: str) -> None:
+    """Raise `click.UsageError` if one of these parameters is given: in this mode of the verb it would do nothing."""
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if param.name in names and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{param.opts[0]} {why}")
 
 
 def _stack(function: Function, options: list[Callable[[Function], Function]]) -> Function:

@@ -192,7 +192,7 @@ def check_apps(pool: Settings) -> Settings:
 def find_app(app: str, sys_path: tuple[str, ...]) -> str:
     """Return `app`, a file as an absolute path; raise `ConfigurationError` if it is in none of these directories."""
     looked = " or ".join(sys_path)
-    is_file = app.endswith(".py") or os.sep in app
+    is_file = app.endswith(".py") or os.sep in app or app.startswith(".")
     for directory in sys_path if is_file else ():
         path = Path(directory, app)
         if path.is_file():

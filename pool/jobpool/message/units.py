@@ -55,7 +55,8 @@ def check_number(value: float, what: str, *, nan: bool = False) -> float:
 def check_seconds_between(value: float, what: str, least: float, most: float) -> float:
     """Return `value` as a float, or raise `ValueError`: a number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{what} is {least:,.0f} to {most:,.0f} seconds, not {value!r}")
+        bounds = f"{least:,.0f} to {most:,.0f} seconds ({format_duration(most)})"
+        raise ValueError(f"{what} is {bounds}, not {value!r}")
     return float(value)
 
 

@@ -112,6 +112,9 @@ def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBac
     assert control.read(broker).drained == {"0a1b"}
     assert jobpool("pools", "resume", "0a1b").stdout == "0a1b is resumed\n"
     assert "0a1b was not drained" in jobpool("pools", "resume", "0a1b").stderr
+    assert json.loads(jobpool("pools", "drain", "0a1b", "--json").stdout) == {"id": "0a1b", "silent": False}
+    for was in (True, False):
+        assert json.loads(jobpool("pools", "resume", "0a1b", "--json").stdout) == {"id": "0a1b", "resumed": was}
     for verb in ("drain", "resume"):
         result = jobpool("pools", verb, "nobody")
         assert (result.exit_code, "`jobpool pools` lists them" in result.stderr) == (1, True)

@@ -113,6 +113,12 @@ def test_bad_input_is_one_sentence(jobpool: Jobpool) -> None:
         (("x", "--rollup"), "use --handler, not a name"),
         (("--rollup", "--since", "soon"), "--since"),
         (("--rollup", "--by", "year"), "--by"),
+        (("--rollup", "--limit", "3"), "--limit is not for --rollup"),
+        (("--rollup", "--history", "table"), "--history is not for --rollup"),
+        (("x", "--handler", "report"), "--handler needs --rollup"),
+        (("x", "--since", "1h"), "--since needs --rollup"),
+        (("--limit", "20"), "--limit needs a NAME"),
+        (("-Q", "reports"), "-Q needs a NAME"),
     ]:
         assert jobpool("init", "--broker-only").exit_code == 0, words
         result = jobpool("history", *words)
