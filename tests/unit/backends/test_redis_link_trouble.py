@@ -552,7 +552,7 @@ def test_a_password_that_is_no_text_is_refused() -> None:
     assert "12345" not in str(caught.value)
 
 
-@pytest.mark.parametrize("refused", ["EXISTS", "RPUSH", "SADD", "SET"])
+@pytest.mark.parametrize("refused", ["EXISTS", "HSET", "HSETNX", "RPUSH", "SADD", "SET"])
 def test_what_a_script_that_was_cut_short_has_written_is_not_there_twice(start: Start, refused: str) -> None:
     server = start()
     with link_to(server) as link:

@@ -3,6 +3,9 @@
 --     id, priority, end of the record, body: of the message
 
 local q, seq, stamp = keys_of(1), now, digits(now)
+if call('HMGET', q.ids, ARGV[2])[1] then
+    return -- a repeated call
+end
 local last = call('SET', LEAD.last, stamp, 'GET')
 if last and tonumber(last) >= now then
     seq = tonumber(last) + 1
@@ -14,8 +17,4 @@ call('SADD', q.queues, ARGV[1])
 ring(q)
 call('HSET', q.body, member, ARGV[5])
 call('HSET', q.record, member, '0 0 0 - ' .. stamp .. ' ' .. ARGV[4])
-if call('HSETNX', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) == 0 then -- last, as in add.lua. A repeated call: seldom
-    call('ZREM', q.ready, member)
-    call('HDEL', q.record, member)
-    call('HDEL', q.body, member)
-end
+call('HSET', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) -- last, as in add.lua
