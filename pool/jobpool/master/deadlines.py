@@ -86,7 +86,7 @@ def _slot_due(pool: Pool, slot: Slot, now: float) -> float:
 
 def lose_expired(pool: Pool, now_boot: float) -> None:
     for delivery in [d for d in pool.held.values() if now_boot >= d.lease.expires_at and not d.settling]:
-        pool.lose(delivery)
+        pool.lose(delivery, why="it was not renewed in time")
 
 
 def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:

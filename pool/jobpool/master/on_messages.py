@@ -45,6 +45,10 @@ OUTAGES: dict[type[JobpoolError], str] = {
     AccessRefused: "the broker refuses this pool; trying again until that is mended",
 }
 
+NOT_OURS = (
+    "the broker does not hold it for this pool any more: its lease had ended, others settled or deleted it, or the"
+    " broker was flushed or restored"
+)
 REMEMBER_BROKEN_S = 30.0  # seconds within which the fetch is taken in that brought a lease which broke meanwhile
 
 
@@ -190,7 +194,8 @@ def _answered(pool: Pool, event: ev.Answered) -> None:
 def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
     lease = delivery.lease
     if not answer:
-        pool.note("warning", "a settlement was refused", id=lease.id, queue=lease.queue, answer=answer.value)
+        about = {"id": lease.id, "queue": lease.queue, "answer": answer.value}
+        pool.note("warning", "a settlement was refused", **about, why=NOT_OURS)
     elif isinstance(settlement, Nack):
         _note_retry(pool, delivery, settlement)
     elif isinstance(settlement, Abandon):
@@ -278,7 +283,7 @@ def _renewed(pool: Pool, event: ev.Renewed) -> None:
         if lease is not None:
             delivery.lease = lease
         elif not delivery.settling:
-            pool.lose(delivery)
+            pool.lose(delivery, why=NOT_OURS)
 
 
 def _leases_broke(pool: Pool, event: ev.LeasesBroke) -> None:

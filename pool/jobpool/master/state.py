@@ -314,14 +314,21 @@ class Pool:
         """Return the seconds since this pool first saw the message with a handler that it does not know."""
         return self.now - remember(self.unknown_since, ident, self.unknown_since.get(ident, self.now))
 
-    def lose(self, delivery: Delivery, counters: tuple[str, ...] = LEASE_LOST, *, quietly: bool = False) -> None:
+    def lose(
+        self,
+        delivery: Delivery,
+        counters: tuple[str, ...] = LEASE_LOST,
+        *,
+        why: str | None = None,
+        quietly: bool = False,
+    ) -> None:
         """Leave it to its lease, and settle nothing for it. `quietly`: the caller logs that."""
         if delivery.lost or delivery.nonce not in self.held:
             return
         delivery.lost = True
         self.ended(delivery, counters)
         if not quietly:
-            self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue)
+            self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue, why=why)
         if delivery.slot < 0 and delivery in self.ready:
             self.ready.remove(delivery)
 

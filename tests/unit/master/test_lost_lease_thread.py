@@ -10,7 +10,7 @@ from support.waiting import wait_until
 from jobpool.broker.values import Capabilities, Leases
 from jobpool.master import actions as act
 from jobpool.master import events as ev
-from jobpool.master.deadlines import next_due
+from jobpool.master.deadlines import lose_expired, next_due
 from jobpool.master.inbox import Inbox
 from jobpool.master.on_messages import REMEMBER_BROKEN_S
 from jobpool.master.threads import LostLeaseThread
@@ -106,6 +106,19 @@ def test_a_lease_whose_settlement_is_under_way_is_left_to_its_answer() -> None:
     assert stage.pool.counters.lost == 0
     stage.tell(ev.Answered([(delivery, Ack(), Settled.NOT_IN_FLIGHT)]))
     assert not stage.pool.held
+    [told] = notes(stage, "a settlement was refused")
+    assert "others settled or deleted it, or the broker was flushed" in str(told["why"])
+
+
+def test_a_lost_lease_says_why() -> None:
+    stage = Stage(workers=2).boot()
+    stage.lease("report", "report")
+    first, second = [slot.deliveries[0] for slot in stage.busy]
+    stage.tell(ev.Renewed([(first, None)]))
+    lose_expired(stage.pool, second.lease.expires_at)
+    gone, late = [str(fields["why"]) for fields in notes(stage, "a lease was lost")]
+    assert "or the broker was flushed" in gone
+    assert late == "it was not renewed in time"
 
 
 def test_a_lease_that_broke_before_its_fetch_was_taken_in_is_not_begun() -> None:
