@@ -406,6 +406,18 @@ def test_a_broker_that_keeps_no_messages(settings: Any) -> None:
     assert "no pool can serve it" in str(found[0])
 
 
+def test_a_database_that_this_user_may_not_make_is_a_problem(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setattr(os, "access", lambda *place: asked.append(place))
+    [found] = broker.examine(settings(backend=f"sqlite:///{tmp_path}/a%20b/jobs.db?timeout=3"))
+    assert found.level is Level.PROBLEM
+    assert "allow writing to its directory" in str(found)
+    assert asked == [(f"{tmp_path}/a b", os.W_OK)]
+
+
 def test_the_default_broker_is_asked_for_everything(settings: Any) -> None:
     [nothing] = broker.examine(settings())
     assert nothing.level is Level.NOTE
