@@ -160,7 +160,8 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     if State.WAITING in where.states and State.LEASED not in where.states and backend.capabilities.lists_live:
         held = backend.count(structs.replace(where, states=(State.LEASED,)))
         if held:
-            return f"no message matches that is free: pools or claims hold {plural(held, 'message')}"
+            free = "`jobpool reap` frees those whose lease or claim has ended"
+            return f"no message matches that is free: pools or claims hold {plural(held, 'message')}; {free}"
     if where.queue is None and not backend.capabilities.makes_queues:
         return "no message matches in the queues of the setting `queues`; name others to look in them"
     if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
@@ -243,6 +244,8 @@ def _why(message: Message) -> str:
     from jobpool.message.death import cause_headline
 
     said = headline(message.last_error) or cause_headline(message.cause)
+    if message.state is State.LEASED and message.expires_at is not None and message.expires_at <= time.time():
+        return "its lease or claim has ended: the next claim, pool or `jobpool reap` frees it"
     if message.state is State.DELAYED and message.deliveries and not said:
         due = format_duration(max(0.0, message.available_at - time.time()))
         said = f"snoozed, or waits for a lock, a limit or a handler; due in {due}"

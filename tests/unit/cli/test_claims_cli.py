@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import closing
@@ -169,6 +170,16 @@ def test_lists_and_looks_show_posted_messages_too(jobpool: Jobpool, answer: Answ
 
 
 # --- refusals: one sentence each ------------------------------------------------------------------------------
+
+
+def test_a_list_says_that_a_claim_has_ended(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobpool("message", "post", "mail", "A")
+    jobpool("claim", "create", "mail", "--ttl", "60s")
+    over = "its lease or claim has ended: the next claim, pool or `jobpool reap` frees it"
+    assert over not in jobpool("list").stdout
+    later = time.time() + 61.0
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert over in jobpool("list").stdout
 
 
 def test_more_than_twenty_are_deleted_in_turns(jobpool: Jobpool, answer: Answer) -> None:
