@@ -250,6 +250,7 @@ def _about(delivery: Delivery) -> dict[str, str | None]:
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
     lease = delivery.lease
+    pool.unknown_since.pop(lease.id, None)  # a retry of the letter waits for its handler once more
     if settlement.reason == CANCELLED:
         pool.note("info", "a job is cancelled", **_about(delivery), queue=lease.queue)
         return

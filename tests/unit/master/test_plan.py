@@ -348,6 +348,14 @@ class TestHandingOut:
         [note] = [note for note in stage.pool.notes if note.event.startswith("no such handler here")]
         assert (note.fields["handler"], note.fields["waits"]) == ("nobody", "10m")
 
+    def test_one_that_died_of_that_and_is_retried_waits_once_more(self) -> None:
+        stage = Stage().boot()
+        lease = stage.a_lease("nobody", ttl=5000.0)
+        for pause in (601.0, 1.0, 601.0, 1.0):
+            stage.tell(ev.Leased([Inspected(lease, None)]))
+            stage.after(pause)
+        assert [type(settlement) for settlement in stage.verdicts()] == [Release, Abandon, Release, Abandon]
+
     def test_what_was_rejected_is_never_handed_over(self) -> None:
         stage = Stage().boot()
         assert not of(stage.lease("report", outcome=Rejected("forged")), act.Hand)
