@@ -16,7 +16,7 @@ import click
 from msgspec import structs
 
 from jobpool.cli.main import logged_failure
-from jobpool.cli.options import COMMON_KEYS, Command, as_json, option, setting
+from jobpool.cli.options import COMMON_KEYS, Command, as_json, option, refuse, setting
 from jobpool.cli.output import answer, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -65,6 +65,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
         raise click.UsageError("--once and --test-time exclude each other")
     if json_ and not once and test_time is None:
         raise click.UsageError("--json is for --once or --test-time; a log of JSON lines is --log-format json")
+    if test_time is not None:
+        refuse("is not for --test-time, which fires one minute's schedules, and makes up for none", "cron_grace")
     at = None if test_time is None else _parse_time(test_time)
     start = _start(session, flags)
     if not (once or at):

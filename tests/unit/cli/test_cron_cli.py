@@ -234,6 +234,9 @@ MISTAKES = [
     pytest.param(("APP", "--test-time", "0001-01-01T00:00+01:00"), "outside the years 1 to 9999", 2, id="too early"),
     pytest.param(("APP", "--test-time", "9999-12-31T23:59-05:00"), "outside the years 1 to 9999", 2, id="too late"),
     pytest.param(("APP", "--once", "--test-time", "2026-07-01T00:00Z"), "exclude each other", 2, id="two ways"),
+    pytest.param(
+        ("APP", "--test-time", "2026-07-01T00:00Z", "--cron-grace", "1h"), "is not for --test-time", 2, id="no grace"
+    ),
     pytest.param(("APP", "--json"), "--json is for --once or --test-time", 2, id="json of a log"),
     pytest.param(("APP", "--environment", ""), "--environment must not be empty", 2, id="no environment"),
     pytest.param(

@@ -81,7 +81,7 @@ Call = Callable[[ClaimStore], Any]
 NO_TTL = (59.999, 43_200.001, 0, -60, math.inf, -math.inf, math.nan, True, "60")
 NO_LIMIT = (0, 21, -1, 1.0, True, "1", None)
 NO_PAGE = (0, 1001, 1.5)
-SECONDS = "60 to 43,200 seconds, not"
+SECONDS = "60 to 43,200 seconds (12h00m), not"
 MESSAGES = "limit is a whole number from 1 to 20, not"
 
 REFUSED: list[tuple[str, tuple[Any, ...], Callable[[ClaimStore, Any], Any]]] = [
@@ -96,8 +96,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], Callable[[ClaimStore, Any], Any]]] = [
     ("from 0 to 20, not", (21, 1000), lambda store, bad: store.delete_many("mails", ["a"] * bad)),
     ("1 to 1000, not", NO_PAGE, lambda store, bad: store.list_free("mails", limit=bad)),
     ("1 to 1000, not", NO_PAGE, lambda store, bad: store.list_claims("mails", limit=bad)),
-    ("60 to 1,209,600 seconds, not", (59.999, 1_209_600.001, True), lambda store, bad: post(store, life=bad)),
-    ("0 to 900 seconds, not", (-0.001, 900.001, math.nan, None), lambda store, bad: post(store, delay=bad)),
+    ("60 to 1,209,600 seconds (14d00h), not", (59.999, 1_209_600.001, True), lambda store, bad: post(store, life=bad)),
+    ("0 to 900 seconds (15m00s), not", (-0.001, 900.001, math.nan, None), lambda store, bad: post(store, delay=bad)),
     ("identifier", ("", "two words", "-a", "x" * 129), lambda store, bad: post(store, id=bad)),
     ("at most 1048576", (2**20 + 1,), lambda store, bad: post(store, body=b"x" * bad)),
 ]
