@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from jobpool.telemetry.logs import is_colourful
 Found = TypeVar("Found")
 
 MIN_COLUMN_CHARS = 8  # characters that a column keeps, however narrow the terminal is
-BLOCK_ROWS = 500  # of a table that are aligned together, and printed before the next are read
+BLOCK_ROWS = 500  # that are printed, and in a table aligned, together, before the next are read
 
 
 class Column(Struct, frozen=True):
@@ -74,13 +74,12 @@ def answer(
         note(nothing)
 
 
-def _answer_list(values: Iterable[Any]) -> None:
-    """Print a list as `answer_json` does, each value once it is known."""
+def _answer_list(values: Iterator[Any]) -> None:
+    """Print a list as `answer_json` does, in blocks as they become known."""
     indent, begin, between, end = (2, "[\n  ", ",\n  ", "\n]") if sys.stdout.isatty() else (None, "[", ", ", "]")
     lead = begin
-    for value in values:
-        text = json_text(value, indent)
-        click.echo(lead + (text.replace("\n", "\n  ") if indent else text), nl=False)
+    while block := [json_text(value, indent) for value in islice(values, BLOCK_ROWS)]:
+        click.echo(lead + between.join(text.replace("\n", "\n  ") for text in block), nl=False)
         lead = between
     click.echo("[]" if lead is begin else end)
 
