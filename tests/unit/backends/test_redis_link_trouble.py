@@ -20,7 +20,7 @@ from support.stalls import Stopwatch
 from support.tables import row
 from support.waiting import wait_until
 
-from jobpool import open_backend
+from jobpool import Jobs, open_backend
 from jobpool.broker.packing import pack_all
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
@@ -577,6 +577,24 @@ def test_what_a_script_that_was_cut_short_has_written_is_not_there_twice(start: 
         payloads = [found.envelope.payload for found in backend.fetch_many(QUEUE, limit=9)]
         assert payloads == ["plain", "given", "follow-up"]
         assert link.call("HLEN", f"jobpool:{{{QUEUE}}}:body") == 3
+        backend.close()
+
+
+@pytest.mark.parametrize("refused", ["EXISTS", "GET", "HDEL", "HSET", "PEXPIRE", "RPUSH", "SADD", "SET", "ZADD"])
+def test_the_callback_of_a_close_that_was_cut_short_comes_once_when_that_is_repeated(start: Start, refused: str) -> None:
+    server = start()
+    with link_to(server) as link:
+        link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
+        backend = open_backend(server.url.replace("//", f"//few:{PASSWORD}@"))
+        batch = Jobs(backend=backend).batch(on_done=a_job({}))
+        link.call("ACL", "SETUSER", "few", f"-{refused}")
+        with suppress(ConfigurationError):
+            batch.close()
+        link.call("ACL", "SETUSER", "few", f"+{refused}")
+        for _ in range(2):
+            batch.close()
+        assert batch.status().has_ended
+        assert len(backend.fetch_many(QUEUE, limit=9)) == 1
         backend.close()
 
 

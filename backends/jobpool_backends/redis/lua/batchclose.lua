@@ -6,7 +6,7 @@ local open, ended = unpack(call('HMGET', key, 'open', 'ended'))
 if open and not ended and ARGV[2] == '1' then
     call('HSET', key, 'stopped', 1)
 end
-if open == '1' then
+if open and not ended then
     call('HSET', key, 'open', 0)
     touch(batch)
     finish(q)

@@ -68,18 +68,14 @@ local function finish(q)
         )
     end
 
-    -- The last member of a closed batch has ended.
+    -- The last member of a closed batch has ended. Callbacks come first: where the server refuses a command, the batch
+    -- has not ended, and a repeated close adds those that are missing.
     local function end_batch(batch, total, counts, failed)
         local key, entries = shared(q, 'batch:' .. batch), {}
         local on_success, on_done, parent, stopped =
             unpack(call('HMGET', key, 'on_success', 'on_done', 'parent', 'stopped'))
         local is_failed = stopped or counts.succeeded < total
-        call('HDEL', key, 'on_success', 'on_done')
-        call('HSET', key, 'ended', digits(now))
-        for _, name in ipairs({'batch:', 'nested:', 'members:'}) do
-            call('PEXPIRE', shared(q, name .. batch), BATCH_MEMORY)
-        end
-        states[batch] = nil
+        states[batch] = {'0', digits(now)} -- no callback joins it
         if on_success and not is_failed then
             entries[1] = on_success
         end
@@ -88,6 +84,11 @@ local function finish(q)
         end
         if #entries > 0 then
             call_back(entries, result_of(batch, total, counts, failed))
+        end
+        call('HSET', key, 'ended', digits(now))
+        call('HDEL', key, 'on_success', 'on_done')
+        for _, name in ipairs({'batch:', 'nested:', 'members:'}) do
+            call('PEXPIRE', shared(q, name .. batch), BATCH_MEMORY)
         end
         if parent then
             note_end(parent, batch, stopped and 'cancelled' or is_failed and 'failed' or 'succeeded')
