@@ -581,7 +581,7 @@ def test_what_a_script_that_was_cut_short_has_written_is_not_there_twice(start: 
 
 
 @pytest.mark.parametrize("refused", ["EXISTS", "GET", "HDEL", "HSET", "PEXPIRE", "RPUSH", "SADD", "SET", "ZADD"])
-def test_the_callback_of_a_close_that_was_cut_short_comes_once_when_that_is_repeated(start: Start, refused: str) -> None:
+def test_the_callback_of_a_close_that_was_cut_short_comes_when_that_is_repeated(start: Start, refused: str) -> None:
     server = start()
     with link_to(server) as link:
         link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
