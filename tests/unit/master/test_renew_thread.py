@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
-from support.jobs import QUEUE, a_job
+from running import Running, held
+from support.jobs import QUEUE
 from support.modest import OwnLeases
 from support.waiting import wait_until
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
@@ -23,12 +24,6 @@ from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"
 TTL = 30.0
-
-
-def held(backend: QueueBackend, queue: str = QUEUE, ttl: float = TTL) -> Delivery:
-    backend.enqueue(a_job(queue=queue))
-    [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
-    return Delivery(lease, lease.deliveries, 0.0, "", backend.clock.mono())
 
 
 def renewals(events: Sequence[ev.Event]) -> list[tuple[Delivery, JobLease | None]]:
@@ -47,37 +42,25 @@ class HalfSilent(MemoryBackend):
         return super()._renew(leases, ttl)
 
 
-def test_the_leases_of_other_queues_are_renewed_while_one_queue_is_silent(inbox: Inbox) -> None:
+def test_the_leases_of_other_queues_are_renewed_while_one_queue_is_silent() -> None:
     backend = HalfSilent()
     deliveries = [held(backend, queue, ttl=1.0) for queue in (QUEUE, OTHER)]
-    renew_thread = RenewThread(backend, 1.0, lambda: deliveries, inbox)
-    renew_thread.start()
-    told: list[ev.Event] = []
-    try:
-        wait_until(lambda: told.extend(inbox.take()) or bool(renewals(told)))
-    finally:
-        renew_thread.stop()
-        renew_thread.join(10.0)
-    assert renewals(told)[0][0] is deliveries[1]
-    assert sum(isinstance(event, ev.BrokerSilent) for event in told) == 1
+    with Running(partial(RenewThread, backend, 1.0, lambda: deliveries)) as thread:
+        wait_until(lambda: renewals(thread.told()))
+    assert renewals(thread.told())[0][0] is deliveries[1]
+    assert thread.outages() == [ev.BrokerSilent]
 
 
-def test_an_outage_is_over_when_what_was_not_renewed_has_been_settled(inbox: Inbox) -> None:
+def test_an_outage_is_over_when_what_was_not_renewed_has_been_settled() -> None:
     """And not when the next of what is held is due, which may take minutes."""
     backend = HalfSilent()
     fresh = held(backend, OTHER, ttl=3600.0)
     deliveries = [held(backend, ttl=1.0), fresh]
-    renew_thread = RenewThread(backend, 1.0, lambda: deliveries, inbox)
-    renew_thread.start()
-    told: list[ev.Event] = []
-    try:
-        wait_until(lambda: told.extend(inbox.take()) or bool(told))
+    with Running(partial(RenewThread, backend, 1.0, lambda: deliveries)) as thread:
+        thread.until(ev.BrokerSilent)
         deliveries = [fresh]
-        wait_until(lambda: told.extend(inbox.take()) or len(told) > 1)
-    finally:
-        renew_thread.stop()
-        renew_thread.join(10.0)
-    assert [type(event) for event in told] == [ev.BrokerSilent, ev.BrokerAnswered]
+        thread.until(ev.BrokerAnswered)
+    assert [type(event) for event in thread.told()] == [ev.BrokerSilent, ev.BrokerAnswered]
 
 
 # --- lengths ----------------------------------------------------------------------------------------
@@ -143,16 +126,11 @@ def test_the_thread_looks_round_as_often_as_the_shortest_lease_needs_and_no_ofte
     assert watch.pace == TTL
 
 
-def test_a_short_lease_that_comes_while_the_thread_sleeps_is_renewed_in_time(inbox: Inbox) -> None:
+def test_a_short_lease_that_comes_while_the_thread_sleeps_is_renewed_in_time() -> None:
     backend, deliveries = OwnLeases(0.5), list[Delivery]()
-    renew_thread = RenewThread(backend, 3600.0, lambda: list(deliveries), inbox)
-    renew_thread.start()
-    try:
+    with Running(partial(RenewThread, backend, 3600.0, lambda: list(deliveries))) as thread:
         deliveries.append(held(backend))
-        renew_thread.expect(0.5)
-        wait_until(lambda: bool(renewals(inbox.take())), 0.5, "renewed before its end")
-    finally:
+        thread.thread.expect(0.5)
+        wait_until(lambda: renewals(thread.told()), 0.5, "renewed before its end")
         begun = time.monotonic()
-        renew_thread.stop()
-        renew_thread.join(10.0)
     assert time.monotonic() - begun < 5.0, "a stop wakes it, too"
