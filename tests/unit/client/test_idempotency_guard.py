@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,6 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import Status
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
-
-
-def test_a_key_runs_first_once(backend: MemoryBackend) -> None:
-    guard = IdempotencyGuard(backend)
-    assert [guard.first_run(key) for key in ("order-17", "order-17", "order-18")] == [True, False, True]
-
-
-def test_of_many_at_once_one_is_first(backend: MemoryBackend) -> None:
-    guard = IdempotencyGuard(backend)
-    with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda _: guard.first_run("order-17"), range(200)))
-    assert sum(answers) == 1
 
 
 def test_a_key_is_done_for_the_guards_ttl_or_for_the_calls(backend: MemoryBackend, clock: ManualClock) -> None:
@@ -52,12 +39,6 @@ def test_keys_are_trimmed_as_those_of_jobs_are(backend: MemoryBackend) -> None:
     guard = IdempotencyGuard(backend)
     assert guard.first_run("order-17")
     assert not guard.first_run("  order-17\n")
-
-
-def test_queues_have_keys_of_their_own(backend: MemoryBackend) -> None:
-    assert IdempotencyGuard(backend, "mails").first_run("order-17")
-    assert IdempotencyGuard(backend, "reports").first_run("order-17")
-    assert not IdempotencyGuard(backend, queue="mails").first_run("order-17")
 
 
 def test_its_keys_are_those_of_the_jobs_of_its_queue(backend: MemoryBackend) -> None:

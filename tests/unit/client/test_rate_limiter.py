@@ -18,7 +18,6 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Rate
 from jobpool.message.outcome import Status
 from jobpool_backends.memory import MemoryBackend
-from jobpool_backends.sync import SyncBackend
 
 
 class Deaf(MemoryBackend):
@@ -64,14 +63,6 @@ def test_two_limiters_of_one_name_share_it(backend: MemoryBackend) -> None:
     assert other.take() == 60.0
     assert RateLimiter(backend, "imap", 1).take() == 0.0
     assert RateLimiter(backend, "smtp", 1, queue="mails").take() == 0.0
-
-
-def test_the_window_may_be_another(backend: MemoryBackend, clock: ManualClock) -> None:
-    limiter = RateLimiter(backend, "smtp", 1, window=0.25)
-    assert limiter.take() == 0.0
-    assert limiter.take() == 0.25
-    clock.advance(0.25)
-    assert limiter.take() == 0.0
 
 
 def test_under_the_queues_own_name_it_counts_with_the_jobs(backend: MemoryBackend) -> None:
@@ -164,14 +155,6 @@ def test_what_is_out_of_bounds_is_refused(backend: MemoryBackend) -> None:
         RateLimiter(backend, "smtp", 5, queue="no queue")
 
 
-def test_a_backend_without_keys_is_refused_when_it_is_made_and_a_jobs_on_one_when_it_is_used() -> None:
-    with pytest.raises(Unsupported, match="key_store"):
-        RateLimiter(SyncBackend(print), "smtp", 5)
-    limiter = RateLimiter(Jobs("sync://"), "smtp", 5)
-    with pytest.raises(Unsupported, match="key_store"):
-        limiter.take()
-
-
 @pytest.mark.usefixtures("in_child")
 def test_in_a_child_it_says_what_to_do_instead() -> None:
     limiter = RateLimiter(Jobs("memory://"), "smtp", 5)
@@ -179,13 +162,6 @@ def test_in_a_child_it_says_what_to_do_instead() -> None:
         with pytest.raises(Unsupported, match="rate_limits"):
             call()
     assert RateLimiter(MemoryBackend(), "smtp", 5).take() == 0.0
-
-
-def test_a_jobs_is_opened_by_the_first_use() -> None:
-    with Jobs("memory://") as jobs:
-        limiter = RateLimiter(jobs, "smtp", 1)
-        assert limiter.take() == 0.0
-        assert RateLimiter(jobs.backend, "smtp", 1).take() > 0.0
 
 
 def test_it_says_what_it_is(backend: MemoryBackend) -> None:
