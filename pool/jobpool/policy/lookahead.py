@@ -52,12 +52,11 @@ class LookAhead:
     """
 
     __slots__ = (
-        *("_allowed", "_brief", "_busy", "_cap", "_children", "_cores", "_counts", "_last", "_late", "_quiet", "_size"),
+        *("_allowed", "_brief", "_busy", "_children", "_cores", "_counts", "_last", "_late", "_quiet", "_size"),
         *("_stale", "_window", "linger"),
     )
 
-    def __init__(self, now: float, cap: int = MAX_LOOKAHEAD, cores: int = CORES) -> None:
-        self._cap = cap
+    def __init__(self, now: float, cores: int = CORES) -> None:
         self._cores = cores
         self._children: float = math.inf
         self._late = 0.0
@@ -141,7 +140,7 @@ class LookAhead:
     def _close(self) -> None:
         if self._counts[self._window % SPAN_WINDOWS]:
             self._measure()
-            self._allowed = min(self._cap, max(1, MAX_GROWTH * min(self._allowed, self._size)))
+            self._allowed = min(MAX_LOOKAHEAD, max(1, MAX_GROWTH * min(self._allowed, self._size)))
         self._window += 1
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] = 0
