@@ -46,7 +46,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class LookAhead:
-    """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
+    """A size, bounded, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
 
     `linger`: how long an ack may wait for others while there is a size, in seconds: half of the second view.
     """
@@ -94,7 +94,7 @@ class LookAhead:
             self._stale = True
 
     def size(self, now: float) -> int:
-        """Return the messages to hold beyond what idle children take at once: 0 to `cap`."""
+        """Return the messages to hold beyond what idle children take at once: 0 to `MAX_LOOKAHEAD`."""
         if int(now / WINDOW_S) != self._window:
             self._roll(now)
         if self._stale:
