@@ -1,4 +1,4 @@
-"""Delays and budgets of `RetryPolicy`: the published tables, and every edge of the parameters. And a pool's back-off."""
+"""Delays and budgets of `RetryPolicy`: the published tables, and every edge of the parameters; a pool's back-off."""
 
 from __future__ import annotations
 
