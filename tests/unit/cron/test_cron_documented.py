@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from support.pages import blocks, page
 
 from jobpool.cron.schedule import Schedule
 from jobpool.cron.scheduler import plan
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cron.md").read_text("utf-8")
+PAGE = page("cron")
 
 
 def _rows(heading: str) -> list[list[str]]:
@@ -66,7 +66,7 @@ def test_the_example_is_due_when_it_says() -> None:
 def test_the_first_program_of_the_page_declares_what_it_shows() -> None:
     names: dict[str, Any] = {}
 
-    exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0], names)
+    exec(blocks(PAGE)[0], names)
 
     declared = plan([names["scheduler"]])
     shown = [(one.name, one.schedule.expression, one.schedule.zone, one.misfire.text) for one in declared]
