@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import pytest
 from running import Running
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
@@ -188,10 +189,11 @@ def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on() -> Non
         assert desk.backend.fetches[QUEUE] == fetches == 3
 
 
-def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes() -> None:
+@pytest.mark.parametrize("waiting", [2, 0])
+def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(waiting: int) -> None:
     with Desk(breaker=partial(CircuitBreaker, 3, 30.0)) as desk:
         desk.backend.down = {QUEUE}
-        desk.backend.enqueue_many(numbered(2))
+        desk.backend.enqueue_many(numbered(waiting))
         desk.until_told(ev.BreakerOpened)
         desk.thread.answered([QUEUE])
         wait_until(lambda: desk.backend.fetches[QUEUE] == 4)
@@ -199,7 +201,8 @@ def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes() -> None:
         assert desk.backend.fetches[QUEUE] == 4, "one probe, and it failed"
         desk.backend.down = set()
         desk.thread.answered([QUEUE])
-        desk.until_running(2)
+        desk.until_running(waiting)
+        desk.until_told(ev.BreakerClosed)
         assert desk.of(ev.BreakerClosed) == [ev.BreakerClosed(QUEUE)]
 
 
