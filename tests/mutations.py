@@ -193,7 +193,7 @@ MUTATIONS = [
         f"{POOL}/master/threads.py",
         "if boot < delivery.lease.expires_at < boot + 2 * delivery.lasts / 3:",
         "if boot < delivery.lease.expires_at < boot:",
-        "tests/unit/master/test_renew_thread.py tests/faults/test_long_jobs.py",
+        "tests/unit/master/test_threads.py tests/faults/test_long_jobs.py",
     ),
     Mutation(
         "pool: a failed job is acked",

@@ -6,16 +6,16 @@ import json
 import re
 from pathlib import Path
 
-from support.pages import run
+from support.pages import blocks, page, run
 
 from jobpool.client.jobs import Jobs
 from jobpool.message.results import JobState
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text("utf-8")
+PAGE = page("batches")
 
 
 def test_its_examples_do_what_it_says(tmp_path: Path) -> None:
-    chain, send, members, batch, nightly = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    chain, send, members, batch, nightly = blocks(PAGE)
     made, _ = batch.split("end = batch.wait(timeout=60)")
     (tmp_path / "app.py").write_text(f"{chain}\n\n{members}\n\n{nightly}")
     (tmp_path / "send.py").write_text(f"from app import *\n\n{send}\n{made}\nprint(batch.id)\n")
@@ -26,7 +26,7 @@ def test_its_examples_do_what_it_says(tmp_path: Path) -> None:
 
     assert "unpacked 15 files" in log
     assert "June {'id': " in log
-    [told] = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    [told] = blocks(PAGE, "json")
     [found] = [json.loads(line.replace("'", '"')) for line in re.findall(r" June ({.*?})$", log, re.MULTILINE)]
     assert re.search(r"all {'id': '\w+:batch', 'total': 5, 'succeeded': 5, 'failed': 0,", log)
     of_a_run = ("id", "failed_ids")

@@ -12,10 +12,9 @@ import shlex
 import shutil
 from pathlib import Path
 
-from support.pages import run
+from support.pages import DOCS, page, run
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "cookbook.md").read_text("utf-8")
+PAGE = page("cookbook")
 APPS = ("ledger", "texts", "compress", "orders")
 OTHERS = ("webhooks.py", "nightly.py", "shop_fastapi.py", "shop_flask.py", "shop_sqlalchemy.py")  # of other tests
 

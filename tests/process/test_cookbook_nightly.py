@@ -7,12 +7,10 @@ import shlex
 import shutil
 from pathlib import Path
 
-from support.pages import run
+from support.pages import DOCS, page, run, section
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROGRAM = DOCS / "cookbook" / "nightly.py"
-SECTION = (DOCS / "cookbook.md").read_text("utf-8").partition("\n## Run something every night\n")[2]
-SECTION = SECTION.partition("\n## ")[0]
+SECTION = section(page("cookbook"), "Run something every night")
 
 
 def test_what_the_page_says_to_type_sums_up_the_day_before_the_night(tmp_path: Path) -> None:

@@ -9,14 +9,10 @@ import shlex
 import shutil
 from pathlib import Path
 
-from support.pages import run
+from support.pages import DOCS, page, run, section
 from support.webserver import WebServer, answer
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def section() -> str:
-    return (DOCS / "cookbook.md").read_text("utf-8").partition("\n## Call a URL\n")[2].partition("\n## ")[0]
+SECTION = section(page("cookbook"), "Call a URL")
 
 
 def test_subscribers_are_called_with_signed_bodies_and_no_one_gets_a_call_inward(tmp_path: Path) -> None:
@@ -33,7 +29,7 @@ def test_subscribers_are_called_with_signed_bodies_and_no_one_gets_a_call_inward
         (tmp_path / "subscribers.json").write_text(json.dumps(subscribers))
 
         shutil.copy(DOCS / "cookbook" / "webhooks.py", tmp_path)
-        announce, pool = (shlex.split(line) for line in re.findall(r"^\$ (.*)$", section(), re.MULTILINE))
+        announce, pool = (shlex.split(line) for line in re.findall(r"^\$ (.*)$", SECTION, re.MULTILINE))
         run(tmp_path, *announce)
         run(tmp_path, *pool, "--workers", "1", "--until-empty", "--allowed-url-networks", "127.0.0.0/8")
 

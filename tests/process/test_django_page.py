@@ -7,9 +7,8 @@ import json
 import re
 from pathlib import Path
 
-from support.pages import run
+from support.pages import blocks, page, run
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "django.md").read_text("utf-8")
 HAS_OWN_TASKS = importlib.util.find_spec("django.tasks") is not None
 
 MODELS = """
@@ -74,7 +73,7 @@ remind.enqueue("Bob", day=2)
 
 def make_project(folder: Path) -> None:
     """Make the tutorial's project with what the page says to write."""
-    settings, tasks, views, plain = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    settings, tasks, views, plain = blocks(page("django"))
     if not HAS_OWN_TASKS:
         settings = settings.replace("INSTALLED_APPS += [", 'INSTALLED_APPS += ["django_tasks", ')
         tasks = tasks.replace("from django.tasks", "from django_tasks")
@@ -114,7 +113,7 @@ def test_the_tutorial_project_runs_tasks_and_plain_handlers(tmp_path: Path) -> N
     assert "a child is replaced" not in said  # neither the connection that is kept nor the coroutine's loop is left
     assert json.loads(run(elsewhere, *manage, "stats", "--json").stdout) == []
 
-    typed = PAGE.rpartition("$ ")[2].splitlines()[0].split()
+    typed = page("django").rpartition("$ ")[2].splitlines()[0].split()
     assert typed[:2] == ["DJANGO_SETTINGS_MODULE=mysite.settings", "jobpool"]
     said = run(tmp_path, *typed[1:], DJANGO_SETTINGS_MODULE="mysite.settings").stdout
     assert said.startswith("Ann was reminded on day 1")

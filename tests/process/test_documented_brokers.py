@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.jobs import a_job, at, numbered
-from support.pages import LIMIT, run
+from support.pages import DOCS, LIMIT, blocks, page, run, section
 from support.servers import fresh_name, shared_redis
 
 from jobpool.broker.backend import QueueBackend
@@ -25,9 +25,6 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.settlement import Abandon
 from jobpool_backends.redis.keyspace import KeyNames
-
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 
 ENTRIES = [(1, 1200), (2, 350), (3, 9900)]
 """The ledger of the shop, when each order was booked once."""
@@ -46,8 +43,7 @@ def redis_url() -> Iterator[str]:
 
 
 def test_the_shop_in_sqlite_books_every_order_once(tmp_path: Path) -> None:
-    page = (DOCS / "transactions.md").read_text("utf-8")
-    [code] = re.findall(r"^```python\n(# orders\.py\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    [code] = [block for block in blocks(page("transactions")) if block.startswith("# orders.py\n")]
     run_shop(code, "sqlite:///shop.db", tmp_path, {})
 
     with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
@@ -85,7 +81,7 @@ def fill(backend: QueueBackend) -> str:
 def test_every_look_into_redis_can_be_typed(redis_url: str) -> None:
     with closing(open_backend(redis_url)) as backend:
         ident = fill(backend)
-        said = {line: type_it(line, redis_url, ident) for line in documented_shell("redis.md", "Looking inside")}
+        said = {line: type_it(line, redis_url, ident) for line in documented_shell("redis", "Looking inside")}
         assert len(said) >= 7
         assert [line for line, answer in said.items() if not answer] == []
         throw_away = [line for line in said if "UNLINK" in line]
@@ -121,7 +117,7 @@ def test_every_look_into_postgres_can_be_typed(database: str) -> None:
         [lease] = backend.fetch_many("reports", limit=1, ttl=60)
         assert backend.keys.begin_many([(lease, Guards(holds=(Hold("queue"),)))])[0]
         assert backend.keys.first_run("reports", "order-17")
-        statements = documented_sql("postgres.md", "Looking inside")
+        statements = documented_sql("postgres", "Looking inside")
         assert len(statements) >= 4
         for statement in statements:
             rows = connection.execute(statement.replace("9f2c51d07a66b3e4", ident).encode()).fetchall()
@@ -133,7 +129,7 @@ def test_the_rights_on_postgres_are_enough_and_no_more_than_needed(database: str
     with psycopg.connect(database, autocommit=True) as admin:
         for name in names:
             admin.execute(f"CREATE ROLE {name} LOGIN".encode())
-        create, *grants = documented_sql("postgres.md", "Users and rights")
+        create, *grants = documented_sql("postgres", "Users and rights")
         renamed: Callable[[str], bytes] = lambda sql: re.sub(  # noqa: E731 - three lines, used twice
             r"\b(jobs|pools|producers)\b", lambda match: names[("jobs", "pools", "producers").index(match[0])], sql
         ).encode()
@@ -179,19 +175,13 @@ def test_the_scaler_for_redis_adds_up_what_waits_and_what_runs(redis_url: str) -
 # --- the pages ----------------------------------------------------------------------------------------------
 
 
-def section(page: str, heading: str) -> str:
-    text = (DOCS / page).read_text("utf-8")
-    return re.split(r"^## ", text.partition(f"\n## {heading}\n")[2], flags=re.MULTILINE)[0]
-
-
-def documented_shell(page: str, heading: str) -> list[str]:
+def documented_shell(name: str, heading: str) -> list[str]:
     """The lines that one can type there."""
-    blocks = re.findall(r"^```\n(.*?)^```", section(page, heading), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines()]
+    return [line for block in blocks(section(page(name), heading), "") for line in block.splitlines()]
 
 
-def documented_sql(page: str, heading: str) -> list[str]:
+def documented_sql(name: str, heading: str) -> list[str]:
     """The statements there."""
-    blocks = re.findall(r"^```sql\n(.*?)^```", section(page, heading), re.MULTILINE | re.DOTALL)
-    statements = [part.strip() for block in blocks for part in re.sub(r"--.*", "", block).split(";")]
+    found = blocks(section(page(name), heading), "sql")
+    statements = [part.strip() for block in found for part in re.sub(r"--.*", "", block).split(";")]
     return [statement for statement in statements if statement]

@@ -7,13 +7,13 @@ import re
 import shlex
 from pathlib import Path
 
-from support.pages import run
+from support.pages import blocks, page, run, section
 
 from jobpool.client.jobs import Jobs
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text("utf-8")
+PAGE = page("jobs")
 ENDS = """
 if __name__ == "__main__":
     for url in ("ftp://x", "https://busy", "https://closed", "https://open"):
@@ -21,18 +21,14 @@ if __name__ == "__main__":
 """
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
-    shop, *calls, ends, kept, asked = blocks("python")
+    shop, *calls, ends, kept, asked = blocks(PAGE)
     compile(kept + asked, "the last blocks", "exec")  # test_kept_results.py runs their like
     (tmp_path / "shop.py").write_text(shop)
     (tmp_path / "calls.py").write_text("".join(calls))
     (tmp_path / "ends.py").write_text(f"import jobpool\n\n{ends}{ENDS}")
     (tmp_path / "numbers.jsonl").write_text('{"a": 1, "b": 2}\n{"a": 2, "b": 2}\n')
-    enqueue_one, enqueue_file, history = [line[2:] for block in blocks("console") for line in block.splitlines()]
+    enqueue_one, enqueue_file, history = [line[2:] for block in blocks(PAGE, "console") for line in block.splitlines()]
 
     for program in ("calls.py", "ends.py"):
         run(tmp_path, "python", program)
@@ -57,13 +53,10 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
 
 
 def test_the_page_names_each_step_and_each_part_of_the_context() -> None:
-    steps, parts = (
-        PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-        for heading in ("The steps of a job", "In the handler")
-    )
+    steps, parts = section(PAGE, "The steps of a job"), section(PAGE, "In the handler")
     own = {name for name, value in vars(JobBuilder).items() if not name.startswith("_") and callable(value)}
     on_schedules = own - {step for step in own if f"`{step}(" in steps or f" `{step}(" in steps}
-    cron = (Path(__file__).resolve().parents[2] / "docs" / "cron.md").read_text("utf-8")
+    cron = page("cron")
     assert [step for step in on_schedules if f"{step}(" not in cron and step != "dispatch"] == []
     for name in (name for name in vars(JobContext) if not name.startswith("_")):
         assert re.search(rf"`{name}[`(]", parts), name

@@ -1,16 +1,33 @@
-"""What a page says to type: typed."""
+"""What a page says, and what it says to type: typed."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROGRAMS = {"python": sys.executable, "jobpool": str(Path(sys.executable).with_name("jobpool"))}
 SETTINGS = ("JOBPOOL_", "JOBS_", "DJANGO_", "OTEL_", "SENTRY_", "SHOP_")
 LIMIT = 120.0
 """Seconds for one command; on a busy machine they take a tenth of it."""
+
+
+def page(name: str) -> str:
+    """The text of docs/NAME.md."""
+    return (DOCS / f"{name}.md").read_text("utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """The part below this heading, up to the next one of its kind."""
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def blocks(text: str, language: str = "python") -> list[str]:
+    """The blocks of code in this language, in their order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def run(

@@ -46,18 +46,17 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class LookAhead:
-    """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
+    """A size, bounded, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
 
     `linger`: how long an ack may wait for others while there is a size, in seconds: half of the second view.
     """
 
     __slots__ = (
-        *("_allowed", "_brief", "_busy", "_cap", "_children", "_cores", "_counts", "_last", "_late", "_quiet", "_size"),
+        *("_allowed", "_brief", "_busy", "_children", "_cores", "_counts", "_last", "_late", "_quiet", "_size"),
         *("_stale", "_window", "linger"),
     )
 
-    def __init__(self, now: float, cap: int = MAX_LOOKAHEAD, cores: int = CORES) -> None:
-        self._cap = cap
+    def __init__(self, now: float, cores: int = CORES) -> None:
         self._cores = cores
         self._children: float = math.inf
         self._late = 0.0
@@ -95,7 +94,7 @@ class LookAhead:
             self._stale = True
 
     def size(self, now: float) -> int:
-        """Return the messages to hold beyond what idle children take at once: 0 to `cap`."""
+        """Return the messages to hold beyond what idle children take at once: 0 to `MAX_LOOKAHEAD`."""
         if int(now / WINDOW_S) != self._window:
             self._roll(now)
         if self._stale:
@@ -141,7 +140,7 @@ class LookAhead:
     def _close(self) -> None:
         if self._counts[self._window % SPAN_WINDOWS]:
             self._measure()
-            self._allowed = min(self._cap, max(1, MAX_GROWTH * min(self._allowed, self._size)))
+            self._allowed = min(MAX_LOOKAHEAD, max(1, MAX_GROWTH * min(self._allowed, self._size)))
         self._window += 1
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] = 0

@@ -3,24 +3,22 @@
 # ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from support.pages import blocks, page
 
 import jobpool
 from jobpool.broker.values import ReapPolicy
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.testing import Crash, VirtualPool
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "hooks.md").read_text("utf-8")
-
 
 def hooked() -> HandlerRegistry:
     """The page's hooks, and a handler that fails."""
     registry = HandlerRegistry()
     names: dict[str, Any] = {name: getattr(registry, name) for name in ("before_attempt", "after_attempt", "on_death")}
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    [code] = blocks(page("hooks"))
     types = {name: getattr(jobpool, name) for name in ("JobContext", "ExecutionResult", "DeadJob")}
     space = {"__name__": "page", "jobpool": SimpleNamespace(**names, **types)}
     exec(compile(code.replace("import jobpool\n", ""), "hooks.md", "exec", dont_inherit=True), space)

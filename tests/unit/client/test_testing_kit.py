@@ -209,6 +209,27 @@ def test_a_paused_queue_runs_when_its_pause_is_over(pool: VirtualPool, log: Log)
     assert [run.queue for run in pool.run_all()] == ["second"]
 
 
+def test_what_was_posted_is_not_to_run_and_nothing_waits_for_it(pool: VirtualPool) -> None:
+    start = pool.clock.wall()
+    queue = pool.jobs.queue("reports")
+    queue.post(["free"])
+    queue.post(["delayed"], delay=90)
+    pool.enqueue(a_job())
+    assert [run.status for run in pool.run_all()] == [Status.ACKED]
+    assert pool.waiting() == []
+    assert pool.clock.wall() == start
+    assert queue.stats().total == 2
+
+
+def test_a_job_that_somebody_claimed_runs_when_the_claim_has_ended(pool: VirtualPool) -> None:
+    start = pool.clock.wall()
+    ident = pool.enqueue(a_job())
+    assert pool.jobs.queue("reports").claim(ttl=60) is not None
+    assert pool.run_ready() == []
+    assert [run.id for run in pool.run_all()] == [ident]
+    assert pool.clock.wall() == start + 60
+
+
 def test_in_a_running_event_loop_a_coroutine_says_what_to_do(registry: HandlerRegistry) -> None:
     @registry.handler(max_retries=9)
     async def fetch(_: JobContext) -> str:

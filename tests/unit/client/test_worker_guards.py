@@ -34,14 +34,12 @@ class Bench:
         self.backend = MemoryBackend(clock=self.clock)
         self.runs = 0
         self.fails = 0
-        self.held: list[str] = []
         registry = HandlerRegistry()
         registry.handler("report", max_retries=3)(self._handle)
         self.worker = QueueWorker(self.backend, registry, limits=limits, retry=RetryPolicy("none"))
 
     def _handle(self, _ctx: JobContext) -> None:
         self.runs += 1
-        self.held = self.backend.keys.holders(QUEUE, "job:report")
         if self.runs <= self.fails:
             raise ValueError("not yet")
 
@@ -67,28 +65,12 @@ def test_a_done_key_is_kept_as_long_as_the_limits_say(limits: Limits, runs: int)
     assert bench.runs == runs
 
 
-def test_duplicates_of_a_done_job_are_skipped() -> None:
-    bench = Bench()
-    bench.enqueue(KEYED, KEYED, KEYED)
-    assert bench.process(4) == [Status.ACKED, Status.SKIPPED_IDEMPOTENT, Status.SKIPPED_IDEMPOTENT, Status.EMPTY]
-    assert bench.runs == 1
-    assert bench.counters == {"jobs_fetched": 3, "jobs_succeeded": 1, "jobs_skipped_idempotent": 2}
-
-
 def test_a_failed_attempt_leaves_the_key_free_for_its_retry() -> None:
     bench = Bench()
     bench.fails = 2
     bench.enqueue(KEYED)
     assert bench.process(4) == [Status.REQUEUED, Status.REQUEUED, Status.ACKED, Status.EMPTY]
     assert bench.runs == 3
-
-
-def test_the_lock_is_held_while_the_handler_runs_and_given_back() -> None:
-    bench = Bench()
-    [ident] = bench.enqueue({"single_instance": True})
-    assert bench.process(1) == [Status.ACKED]
-    assert bench.held == [ident]
-    assert bench.backend.keys.holders(QUEUE, "job:report") == []
 
 
 def test_what_is_held_elsewhere_is_released_for_a_while_and_no_failure() -> None:
@@ -111,15 +93,6 @@ def test_what_is_held_elsewhere_is_released_for_a_while_and_no_failure() -> None
         bench.backend.release(elsewhere)
         bench.clock.advance(1.0)
         assert bench.process(2).count(Status.ACKED) >= 1, case
-
-
-def test_a_rate_lets_so_many_start_and_the_rest_wait_until_there_is_room() -> None:
-    bench = Bench(Limits(rates={QUEUE: 2}))
-    bench.enqueue({}, {}, {})
-    assert bench.process(4) == [Status.ACKED, Status.ACKED, Status.RELEASED, Status.EMPTY]
-    assert bench.backend.stats(QUEUE).delayed == 1
-    bench.clock.advance(61.0)
-    assert bench.process(1) == [Status.ACKED]
 
 
 class SilentTwice(MemoryKeys):

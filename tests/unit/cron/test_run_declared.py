@@ -17,6 +17,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool_backends.memory import MemoryBackend
 
 HERE = __file__
+MEND = "give it a queue"
 
 
 def test_definitions_come_in_the_order_of_declaration_and_may_be_described_later() -> None:
@@ -90,49 +91,13 @@ def _circle(scheduler: Scheduler) -> None:
     scheduler.define("b").depends_on("a")
 
 
-def _id(scheduler: Scheduler) -> None:
-    scheduler.define("a").identifier("mine")
-
-
-def _moment(scheduler: Scheduler) -> None:
-    scheduler.define("a").queue("reports").scheduled_at(datetime(2027, 1, 1, tzinfo=UTC))
-
-
-def _inline_lock(scheduler: Scheduler) -> None:
-    scheduler.define("a").single_instance().concurrency_key("customer-7")
-
-
-def _inline_key(scheduler: Scheduler) -> None:
-    scheduler.define("a").idempotency_key("customer-7").unique()
-
-
-def _inline_expiry(scheduler: Scheduler) -> None:
-    scheduler.define("a").expires_in(60)
-
-
-def _inline_order(scheduler: Scheduler) -> None:
-    scheduler.define("a").priority(1).result_ttl(60)
-
-
-def _inline_delay(scheduler: Scheduler) -> None:
-    scheduler.define("a").delay(60)
-
-
-def _field(scheduler: Scheduler) -> None:
-    scheduler.define("a").priority(999)
-
-
-def _never(scheduler: Scheduler) -> None:
-    scheduler.define("a").cron("0 0 30 * *").in_months("feb")
-
-
 def _missing(scheduler: Scheduler) -> None:
     scheduler.define("a").depends_on("a1")
     scheduler.define("a11")
 
 
-def _inline_retries(scheduler: Scheduler) -> None:
-    scheduler.define("a").max_retries(3)
+def _moment(scheduler: Scheduler) -> None:
+    scheduler.define("a").queue("reports").scheduled_at(datetime(2027, 1, 1, tzinfo=UTC))
 
 
 def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
@@ -140,23 +105,23 @@ def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
         (_two_of_one_name, [1, 2], ["'report'"]),
         (_circle, [1, 2], ["Circular dependency detected in jobs.", "a", "b"]),
         (_missing, [1], ["Dependency 'a1' for job 'a' does not exist.", "did you mean 'a11'?"]),
-        (_inline_retries, [1], ["no max_retries", "give it a queue"]),
-        (_id, [1], ["identifier", "leave it out"]),
         (_moment, [1], ["scheduled_at", "leave it out", "delay(seconds)"]),
-        (_inline_lock, [1], ["no single_instance and no concurrency_key", "give it a queue"]),
-        (_inline_key, [1], ["no idempotency_key and no unique", "give it a queue"]),
-        (_inline_expiry, [1], ["no expires_in", "give it a queue"]),
-        (_inline_order, [1], ["no result_ttl and no priority", "give it a queue"]),
-        (_inline_delay, [1], ["no delay", "give it a queue"]),
-        (_field, [1], ["priority"]),
-        (_never, [1], ["0 0 30 2 *"]),
+        (lambda s: s.define("a").identifier("mine"), [0], ["identifier", "leave it out"]),
+        (lambda s: s.define("a").priority(999), [0], ["priority"]),
+        (lambda s: s.define("a").cron("0 0 30 * *").in_months("feb"), [0], ["0 0 30 2 *"]),
+        (lambda s: s.define("a").max_retries(3), [0], ["no max_retries", MEND]),
+        (lambda s: s.define("a").single_instance().concurrency_key("x"), [0], ["no single_instance and no con", MEND]),
+        (lambda s: s.define("a").idempotency_key("x").unique(), [0], ["no idempotency_key and no unique", MEND]),
+        (lambda s: s.define("a").expires_in(60), [0], ["no expires_in", MEND]),
+        (lambda s: s.define("a").priority(1).result_ttl(60), [0], ["no result_ttl and no priority", MEND]),
+        (lambda s: s.define("a").delay(60), [0], ["no delay", MEND]),
     ]:
         scheduler = Scheduler()
         declare(scheduler)
-        with row(declare), pytest.raises(ConfigurationError) as refused:
+        with row(texts), pytest.raises(ConfigurationError) as refused:
             CronRunner(scheduler, MemoryBackend())
-        texts = texts + [f"{HERE}:{declare.__code__.co_firstlineno + line}" for line in lines]
-        assert [text for text in texts if text not in str(refused.value)] == [], declare
+        places = [f"{HERE}:{declare.__code__.co_firstlineno + line}" for line in lines]
+        assert [text for text in texts + places if text not in str(refused.value)] == [], texts
 
 
 def test_a_mistake_of_one_word_is_refused_where_it_is_written() -> None:

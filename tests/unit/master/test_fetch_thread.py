@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from running import Running
 from support.jobs import QUEUE, a_job, numbered
 from support.modest import OwnLeases
 from support.waiting import wait_until
@@ -14,12 +15,24 @@ from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.dispatch import MAX_FETCH
 from jobpool.master.fetch_thread import FetchThread
-from jobpool.master.inbox import Inbox
 from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
+
+
+def fetching(
+    backend: MemoryBackend,
+    want: int,
+    *queues: str,
+    limits: Limits = Limits(),  # noqa: B008
+) -> Running[FetchThread]:
+    """A fetch thread that wants so many; of one queue unless others are named."""
+    weights, inspector = tuple((queue, 1.0) for queue in queues or (QUEUE,)), Inspector(EnvelopeSigner(), {})
+    running = Running(lambda inbox: FetchThread(backend, weights, 30.0, inspector, inbox, limits))
+    running.thread.want(want)
+    return running
 
 
 class CountedBackend(MemoryBackend):
@@ -41,21 +54,13 @@ class CountedBackend(MemoryBackend):
 
 
 def test_without_a_hint_nothing_is_fetched_and_with_one_it_is() -> None:
-    backend, inbox = CountedBackend(), Inbox()
-    fetch_thread = FetchThread(backend, ((QUEUE, 1.0), ("mails", 1.0)), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
-    fetch_thread.want(2)
-    fetch_thread.start()
-    try:
+    backend = CountedBackend()
+    with fetching(backend, 2, QUEUE, "mails") as thread:
         wait_until(lambda: backend.waits > 20)
         assert backend.fetches == 2, "each queue once, before the first wait"
         backend.enqueue(a_job())
-        wait_until(lambda: bool(inbox.take()))
+        wait_until(thread.told)
         assert backend.fetches in (3, 4)
-    finally:
-        fetch_thread.stop()
-        fetch_thread.join(10.0)
-        inbox.close()
-    assert not fetch_thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -70,31 +75,22 @@ def test_without_a_hint_nothing_is_fetched_and_with_one_it_is() -> None:
 def test_while_much_is_wanted_it_fetches_on_before_the_loop_has_seen_what_came(
     limits: Limits, want: int, unseen: list[int]
 ) -> None:
-    backend, inbox, came = MemoryBackend(), Inbox(), []
+    backend = MemoryBackend()
     backend.enqueue_many(numbered(3000))
-    inspector = Inspector(EnvelopeSigner(), {})
-    fetch_thread = FetchThread(backend, ((QUEUE, 1.0),), 30.0, inspector, inbox, limits)
 
-    def brought(messages: int) -> bool:
-        came.extend(event for event in inbox.take() if isinstance(event, ev.Leased))
-        return sum(event.brought for event in came) >= messages
+    def brought() -> list[int]:
+        return [event.brought for event in thread.of(ev.Leased)]
 
-    fetch_thread.want(want)
-    fetch_thread.start()
-    try:
-        wait_until(lambda: brought(sum(unseen)))
-        fetch_thread.want(want)  # a turn of the loop that has not seen them, and so counts none of them
+    with fetching(backend, want, limits=limits) as thread:
+        wait_until(lambda: sum(brought()) >= sum(unseen))
+        thread.thread.want(want)  # a turn of the loop that has not seen them, and so counts none of them
         with pytest.raises(AssertionError, match="not within"):
-            wait_until(lambda: brought(sum(unseen) + 1), 0.2)
-        assert [event.brought for event in came] == unseen
-        fetch_thread.seen(sum(unseen))
-        fetch_thread.want(10)
-        wait_until(lambda: brought(sum(unseen) + 10))
-    finally:
-        fetch_thread.stop()
-        fetch_thread.join(10.0)
-        inbox.close()
-    assert sum(event.brought for event in came) == sum(unseen) + 10
+            wait_until(lambda: sum(brought()) > sum(unseen), 0.2)
+        assert brought() == unseen
+        thread.thread.seen(sum(unseen))
+        thread.thread.want(10)
+        wait_until(lambda: sum(brought()) >= sum(unseen) + 10)
+    assert sum(brought()) == sum(unseen) + 10
 
 
 class Sleepy(MemoryBackend):
@@ -120,22 +116,17 @@ class Sleepy(MemoryBackend):
 
 @pytest.mark.parametrize("closed", [False, True], ids=["hint", "closed"])
 def test_stopped_while_it_sleeps_in_the_backend_it_is_waited_for_no_more_and_only_ends(closed: bool) -> None:
-    backend, inbox = Sleepy(closed=closed), Inbox()
-    fetch_thread = FetchThread(backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
-    fetch_thread.want(2)
-    fetch_thread.start()
-    assert backend.asleep.wait(10.0)
-    assert fetch_thread.is_leasing(), "a hint may come"
-    fetch_thread.stop()
-    assert not fetch_thread.is_leasing()
-    assert fetch_thread.is_alive()
-    backend.enqueue(a_job())
-    backend.woken.set()
-    fetch_thread.join(10.0)
-    assert not fetch_thread.is_alive()
+    backend = Sleepy(closed=closed)
+    with fetching(backend, 2) as thread:
+        assert backend.asleep.wait(10.0)
+        assert thread.thread.is_leasing(), "a hint may come"
+        thread.thread.stop()
+        assert not thread.thread.is_leasing()
+        assert thread.thread.is_alive()
+        backend.enqueue(a_job())
+        backend.woken.set()
     assert backend.fetches == 1, "the one before it slept"
-    assert inbox.take() == []
-    inbox.close()
+    assert thread.told() == []
 
 
 class Slow(MemoryBackend):
@@ -152,33 +143,19 @@ class Slow(MemoryBackend):
 
 
 def test_stopped_while_it_fetches_it_is_waited_for_and_brings_what_it_gets() -> None:
-    backend, inbox = Slow(), Inbox()
+    backend = Slow()
     backend.enqueue(a_job())
-    fetch_thread = FetchThread(backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
-    fetch_thread.want(2)
-    fetch_thread.start()
-    assert backend.asked.wait(10.0)
-    fetch_thread.stop()
-    assert fetch_thread.is_leasing()
-    backend.let_go.set()
-    wait_until(lambda: not fetch_thread.is_leasing())
-    assert [len(event.leases) for event in inbox.take() if isinstance(event, ev.Leased)] == [1]
-    fetch_thread.join(10.0)
-    inbox.close()
+    with fetching(backend, 2) as thread:
+        assert backend.asked.wait(10.0)
+        thread.thread.stop()
+        assert thread.thread.is_leasing()
+        backend.let_go.set()
+        wait_until(lambda: not thread.thread.is_leasing())
+        assert [len(event.leases) for event in thread.of(ev.Leased)] == [1]
 
 
 @pytest.mark.parametrize(("backend", "lasts"), [(OwnLeases(3.0), 3.0), (MemoryBackend(), 0.0)], ids=["own", "chosen"])
 def test_it_tells_how_long_leases_last_where_that_was_not_chosen(backend: MemoryBackend, lasts: float) -> None:
-    inbox = Inbox()
-    fetch_thread = FetchThread(backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
     backend.enqueue_many([a_job(), a_job()])
-    fetch_thread.want(2)
-    fetch_thread.start()
-    try:
-        [leased] = wait_until(inbox.take)
-    finally:
-        fetch_thread.stop()
-        fetch_thread.join(10.0)
-        inbox.close()
-    assert isinstance(leased, ev.Leased)
-    assert leased.lasts == pytest.approx(lasts, abs=0.1)
+    with fetching(backend, 2) as thread:
+        assert thread.until(ev.Leased)[0].lasts == pytest.approx(lasts, abs=0.1)

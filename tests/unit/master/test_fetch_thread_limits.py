@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
+from running import Running
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
@@ -57,7 +58,7 @@ class SilentKeys(MemoryKeys):
         raise BackendUnavailable("its table is locked")
 
 
-class Desk:
+class Desk(Running[FetchThread]):
     """A fetch thread, and a loop that says what it could take and settles what it is told to."""
 
     def __init__(
@@ -66,25 +67,27 @@ class Desk:
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
         keys: type[MemoryKeys] = MemoryKeys,
     ) -> None:
-        self.backend, self.inbox = Watched(), Inbox()
-        self.backend._keys = keys(self.backend._turn, self.backend._store)
-        queues = ((QUEUE, 1.0), (OTHER, 1.0))
-        self.fetch_thread = FetchThread(
-            self.backend, queues, 30.0, Inspector(EnvelopeSigner(), {}), self.inbox, limits, breaker
-        )
+        self.backend = backend = Watched()
+        backend._keys = keys(backend._turn, backend._store)
+        queues, inspector = ((QUEUE, 1.0), (OTHER, 1.0)), Inspector(EnvelopeSigner(), {})
+        super().__init__(lambda inbox: FetchThread(backend, queues, 30.0, inspector, inbox, limits, breaker))
         self.running: list[JobLease] = []
         self.refused = 0
-        self.events: list[ev.Event] = []
+        self._taken_in = 0
 
     def turn(self, want: int = 8) -> None:
         """One turn of the loop: take in what came, give back what was refused, say what could be taken."""
-        for event in self.inbox.take():
-            self.events.append(event)
-            if isinstance(event, ev.Leased):
-                self._take_in(event)
-                self.fetch_thread.seen(event.brought)
-        self.fetch_thread.hold(Counter(lease.queue for lease in self.running), ())
-        self.fetch_thread.want(want)
+        leased = self.of(ev.Leased)
+        for event in leased[self._taken_in :]:
+            self._take_in(event)
+            self.thread.seen(event.brought)
+        self._taken_in = len(leased)
+        self.thread.hold(Counter(lease.queue for lease in self.running), ())
+        self.thread.want(want)
+
+    def until_told(self, kind: type[ev.Event]) -> None:
+        """Turn until there is an event of this kind."""
+        wait_until(lambda: self.turn() or self.of(kind))
 
     def _take_in(self, event: ev.Leased) -> None:
         for inspected in event.leases:
@@ -112,166 +115,146 @@ class Desk:
             self.turn()
             time.sleep(0.002)
 
-    def events_of(self, kind: type[ev.Event]) -> list[ev.Event]:
-        return [event for event in self.events if isinstance(event, kind)]
 
-    def end(self) -> None:
-        self.fetch_thread.stop()
-        self.fetch_thread.join(10.0)
-        self.inbox.close()
-        assert not self.fetch_thread.is_alive()
-
-
-@pytest.fixture
-def desks() -> Iterator[list[Desk]]:
-    opened: list[Desk] = []
-    yield opened
-    for desk in opened:
-        desk.end()
-
-
-def started(desks: list[Desk], desk: Desk) -> Desk:
-    desks.append(desk)
-    desk.fetch_thread.start()
-    return desk
-
-
-def test_never_more_than_the_limit_runs_and_nothing_spins(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(Limits(concurrency={QUEUE: 3})))
-    desk.backend.enqueue_many(numbered(20))
-    desk.until_running(3)
-    fetches = desk.backend.fetches[QUEUE]
-    desk.turn_for(0.3)
-    assert len(desk.running) == 3
-    assert desk.backend.fetches[QUEUE] - fetches <= 1
-    assert desk.refused == 0, "what this pool holds itself need not be refused"
-
-
-def test_each_job_that_ends_makes_room_for_the_next_at_once(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(Limits(concurrency={QUEUE: 3})))
-    desk.backend.enqueue_many(numbered(60))
-    begun = time.monotonic()
-    for _ in range(57):
+def test_never_more_than_the_limit_runs_and_nothing_spins() -> None:
+    with Desk(Limits(concurrency={QUEUE: 3})) as desk:
+        desk.backend.enqueue_many(numbered(20))
         desk.until_running(3)
+        fetches = desk.backend.fetches[QUEUE]
+        desk.turn_for(0.3)
+        assert len(desk.running) == 3
+        assert desk.backend.fetches[QUEUE] - fetches <= 1
+        assert desk.refused == 0, "what this pool holds itself need not be refused"
+
+
+def test_each_job_that_ends_makes_room_for_the_next_at_once() -> None:
+    with Desk(Limits(concurrency={QUEUE: 3})) as desk:
+        desk.backend.enqueue_many(numbered(60))
+        begun = time.monotonic()
+        for _ in range(57):
+            desk.until_running(3)
+            desk.finish(desk.running[0])
+        assert time.monotonic() - begun < 20, "half a second each would be 28"
+
+
+def test_a_shut_queue_does_not_hold_up_another() -> None:
+    with Desk(Limits(concurrency={QUEUE: 1})) as desk:
+        desk.backend.enqueue_many(numbered(20))
+        desk.until_running(1)
+        desk.backend.enqueue_many([a_job(queue=OTHER) for _ in range(5)])
+        desk.until_running(6)
+        assert Counter(lease.queue for lease in desk.running) == {QUEUE: 1, OTHER: 5}
+
+
+def test_what_other_pools_hold_is_asked_for_now_and_then_and_given_back(inbox: Inbox) -> None:
+    with Desk(Limits(concurrency={QUEUE: 1})) as desk:
+        desk.backend.enqueue_many(numbered(10))
+        other = FetchThread(  # never started: another pool's first fetch, by hand
+            desk.backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox, Limits(concurrency={QUEUE: 1})
+        )
+        other._fetch(1)
+        [theirs] = inbox.take()
+        assert isinstance(theirs, ev.Leased)
+        desk.turn_for(0.3)
+        assert desk.running == []
+        assert 1 <= desk.refused <= 10
+        assert desk.backend.fetches[QUEUE] < 12
+        desk.backend.ack(theirs.leases[0].lease)
+        desk.until_running(1)
+
+
+def test_a_rate_lets_through_what_it_may_and_then_nothing() -> None:
+    with Desk(Limits(rates={QUEUE: 6})) as desk:
+        desk.backend.enqueue_many(numbered(20))
+        desk.until_running(6)
+        fetches = desk.backend.fetches[QUEUE]
         desk.finish(desk.running[0])
-    assert time.monotonic() - begun < 20, "half a second each would be 28"
+        desk.turn_for(0.3)
+        assert len(desk.running) == 5
+        assert desk.backend.fetches[QUEUE] - fetches <= 1
+        assert desk.backend.stats(QUEUE).waiting == 14
 
 
-def test_a_shut_queue_does_not_hold_up_another(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(Limits(concurrency={QUEUE: 1})))
-    desk.backend.enqueue_many(numbered(20))
-    desk.until_running(1)
-    desk.backend.enqueue_many([a_job(queue=OTHER) for _ in range(5)])
-    desk.until_running(6)
-    assert Counter(lease.queue for lease in desk.running) == {QUEUE: 1, OTHER: 5}
+def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on() -> None:
+    with Desk(breaker=partial(CircuitBreaker, 3, 30.0)) as desk:
+        desk.backend.down = {QUEUE}
+        desk.backend.enqueue_many([a_job(queue=OTHER)])
+        desk.until_told(ev.BreakerOpened)
+        assert desk.of(ev.BreakerOpened) == [ev.BreakerOpened(QUEUE, 30.0, "silent")]
+        fetches = desk.backend.fetches[QUEUE]
+        desk.until_running(1)
+        desk.backend.enqueue_many([a_job(queue=OTHER)])
+        desk.until_running(2)
+        desk.turn_for(0.2)
+        assert desk.backend.fetches[QUEUE] == fetches == 3
 
 
-def test_what_other_pools_hold_is_asked_for_now_and_then_and_given_back(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(Limits(concurrency={QUEUE: 1})))
-    desk.backend.enqueue_many(numbered(10))
-    other = FetchThread(  # never started: another pool's first fetch, by hand
-        desk.backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), desk.inbox, Limits(concurrency={QUEUE: 1})
-    )
-    other._fetch(1)
-    [theirs] = desk.inbox.take()
-    assert isinstance(theirs, ev.Leased)
-    desk.turn_for(0.3)
-    assert desk.running == []
-    assert 1 <= desk.refused <= 10
-    assert desk.backend.fetches[QUEUE] < 12
-    desk.backend.ack(theirs.leases[0].lease)
-    desk.until_running(1)
+@pytest.mark.parametrize("waiting", [2, 0])
+def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(waiting: int) -> None:
+    with Desk(breaker=partial(CircuitBreaker, 3, 30.0)) as desk:
+        desk.backend.down = {QUEUE}
+        desk.backend.enqueue_many(numbered(waiting))
+        desk.until_told(ev.BreakerOpened)
+        desk.thread.answered([QUEUE])
+        wait_until(lambda: desk.backend.fetches[QUEUE] == 4)
+        desk.turn_for(0.1)
+        assert desk.backend.fetches[QUEUE] == 4, "one probe, and it failed"
+        desk.backend.down = set()
+        desk.thread.answered([QUEUE])
+        desk.until_running(waiting)
+        desk.until_told(ev.BreakerClosed)
+        assert desk.of(ev.BreakerClosed) == [ev.BreakerClosed(QUEUE)]
 
 
-def test_a_rate_lets_through_what_it_may_and_then_nothing(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(Limits(rates={QUEUE: 6})))
-    desk.backend.enqueue_many(numbered(20))
-    desk.until_running(6)
-    fetches = desk.backend.fetches[QUEUE]
-    desk.finish(desk.running[0])
-    desk.turn_for(0.3)
-    assert len(desk.running) == 5
-    assert desk.backend.fetches[QUEUE] - fetches <= 1
-    assert desk.backend.stats(QUEUE).waiting == 14
+def test_a_refused_queue_that_a_reload_brings_does_not_end_a_pool_that_works() -> None:
+    with Desk() as desk:
+        desk.backend.refused = {"new"}
+        desk.backend.enqueue_many(numbered(1))
+        desk.until_running(1)
+        desk.thread.serve_queues({QUEUE: 1.0, "new": 1.0})
+        desk.until_told(ev.BrokerSilent)
+        desk.backend.enqueue_many(numbered(1))
+        desk.until_running(2)
+        assert desk.of(ev.ThreadDied) == []
 
 
-def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(breaker=partial(CircuitBreaker, 3, 30.0)))
-    desk.backend.down = {QUEUE}
-    desk.backend.enqueue_many([a_job(queue=OTHER)])
-    wait_until(lambda: desk.turn() or desk.events_of(ev.BreakerOpened))
-    assert desk.events_of(ev.BreakerOpened) == [ev.BreakerOpened(QUEUE, 30.0, "silent")]
-    fetches = desk.backend.fetches[QUEUE]
-    desk.until_running(1)
-    desk.backend.enqueue_many([a_job(queue=OTHER)])
-    desk.until_running(2)
-    desk.turn_for(0.2)
-    assert desk.backend.fetches[QUEUE] == fetches == 3
-
-
-def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(breaker=partial(CircuitBreaker, 3, 30.0)))
-    desk.backend.down = {QUEUE}
-    desk.backend.enqueue_many(numbered(2))
-    wait_until(lambda: desk.turn() or desk.events_of(ev.BreakerOpened))
-    desk.fetch_thread.answered([QUEUE])
-    wait_until(lambda: desk.backend.fetches[QUEUE] == 4)
-    desk.turn_for(0.1)
-    assert desk.backend.fetches[QUEUE] == 4, "one probe, and it failed"
-    desk.backend.down = set()
-    desk.fetch_thread.answered([QUEUE])
-    desk.until_running(2)
-    assert desk.events_of(ev.BreakerClosed) == [ev.BreakerClosed(QUEUE)]
-
-
-def test_a_refused_queue_that_a_reload_brings_does_not_end_a_pool_that_works(desks: list[Desk]) -> None:
-    desk = started(desks, Desk())
-    desk.backend.refused = {"new"}
-    desk.backend.enqueue_many(numbered(1))
-    desk.until_running(1)
-    desk.fetch_thread.serve_queues({QUEUE: 1.0, "new": 1.0})
-    wait_until(lambda: desk.turn() or desk.events_of(ev.BrokerSilent))
-    desk.backend.enqueue_many(numbered(1))
-    desk.until_running(2)
-    assert desk.events_of(ev.ThreadDied) == []
-
-
-def test_a_pool_that_is_refused_at_its_first_fetch_ends(desks: list[Desk]) -> None:
+def test_a_pool_that_is_refused_at_its_first_fetch_ends() -> None:
     desk = Desk()
     desk.backend.refused = {QUEUE, OTHER}
-    started(desks, desk)
-    wait_until(lambda: desk.turn() or desk.events_of(ev.ThreadDied))
+    with desk:
+        desk.until_told(ev.ThreadDied)
 
 
-def test_keys_that_are_silent_hold_up_no_other_queue_though_fetches_are_answered(desks: list[Desk]) -> None:
+def test_keys_that_are_silent_hold_up_no_other_queue_though_fetches_are_answered() -> None:
     desk = Desk(breaker=partial(CircuitBreaker, 3, 30.0), keys=SilentKeys)
     desk.backend.enqueue_many([a_job(idempotency_key="k")])
-    started(desks, desk)
-    wait_until(lambda: desk.turn() or desk.refused)
-    assert desk.events_of(ev.BreakerOpened) == [ev.BreakerOpened(QUEUE, 30.0, "its table is locked")]
-    assert desk.events_of(ev.BrokerAnswered) == [], "the good fetches of meanwhile do not end this outage"
-    desk.backend.enqueue_many([a_job(queue=OTHER) for _ in range(5)])
-    desk.until_running(5)
-    desk.fetch_thread.answered([QUEUE])
-    desk.turn_for(0.2)
-    assert desk.refused == desk.backend.fetches[QUEUE] == 1
+    with desk:
+        wait_until(lambda: desk.turn() or desk.refused)
+        assert desk.of(ev.BreakerOpened) == [ev.BreakerOpened(QUEUE, 30.0, "its table is locked")]
+        assert desk.of(ev.BrokerAnswered) == [], "the good fetches of meanwhile do not end this outage"
+        desk.backend.enqueue_many([a_job(queue=OTHER) for _ in range(5)])
+        desk.until_running(5)
+        desk.thread.answered([QUEUE])
+        desk.turn_for(0.2)
+        assert desk.refused == desk.backend.fetches[QUEUE] == 1
 
 
-def test_a_fetch_that_was_not_answered_is_made_again_under_its_id(desks: list[Desk]) -> None:
-    desk = started(desks, Desk())
-    desk.backend.down = {QUEUE}
-    desk.backend.enqueue_many(numbered(2))
-    wait_until(lambda: desk.turn() or desk.backend.fetches[QUEUE] >= 3)
-    desk.backend.down = set()
-    desk.until_running(2)
-    assert len(desk.backend.ids[QUEUE]) == 1
-    assert [lease.deliveries for lease in desk.running] == [1, 1], "what the lost answers held is not lost"
+def test_a_fetch_that_was_not_answered_is_made_again_under_its_id() -> None:
+    with Desk() as desk:
+        desk.backend.down = {QUEUE}
+        desk.backend.enqueue_many(numbered(2))
+        wait_until(lambda: desk.turn() or desk.backend.fetches[QUEUE] >= 3)
+        desk.backend.down = set()
+        desk.until_running(2)
+        assert len(desk.backend.ids[QUEUE]) == 1
+        assert [lease.deliveries for lease in desk.running] == [1, 1], "what the lost answers held is not lost"
 
 
-def test_a_stop_waits_for_the_fetch_under_way_and_for_no_other_queue(desks: list[Desk]) -> None:
+def test_a_stop_waits_for_the_fetch_under_way_and_for_no_other_queue() -> None:
     desk = Desk()
     desk.backend.down = {QUEUE, OTHER}
-    desk.backend.on_fetch = desk.fetch_thread.stop
-    started(desks, desk).turn()
-    desk.fetch_thread.join(10.0)
-    assert desk.backend.fetches.total() == 1, "each would wait for a silent broker in vain"
+    desk.backend.on_fetch = desk.thread.stop
+    with desk:
+        desk.turn()
+        desk.thread.join(10.0)
+        assert desk.backend.fetches.total() == 1, "each would wait for a silent broker in vain"

@@ -8,16 +8,14 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from stage import HANDLERS, Stage
-from support.claims import found
-from support.jobs import a_job
+from support.jobs import new_lease
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import open_backend
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import ReapPolicy, State
 from jobpool.errors import AccessRefused
@@ -124,6 +122,8 @@ class LastLease:
 
 
 def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, fetch_thread: object) -> Master:
+    """A loop that begins now, whose app is loaded."""
+    apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
     return Master(
         pool=pool,
         planner=Planner(RetryPolicy(), backend.pack),
@@ -139,19 +139,28 @@ def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, fetch_thread: obje
 SETTINGS = Settings(queues=(("reports", 1.0),), backend="memory://")
 
 
-def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() -> None:
-    with closing(open_backend("memory://")) as backend:
-        backend.enqueue(a_job())
-        [lease] = backend.fetch_many("reports", limit=1)
-        pool, inbox = Pool(SETTINGS, now=backend.clock.mono()), Inbox()
-        apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
-        pool.stop("stopping")
-        fetch_thread = LastLease(inbox, ev.Leased([Inspected(lease, None)]))
-        master = a_master(pool, backend, inbox, fetch_thread)
-        assert master.run() == 0
-        inbox.close()
-        message = found(backend, lease.id)
-        assert message.state is State.WAITING
+@pytest.fixture
+def master(inbox: Inbox) -> Master:
+    """A loop that has nothing to do."""
+    backend = MemoryBackend()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    return a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+
+
+def stopping(backend: MemoryBackend, inbox: Inbox, **settings: Any) -> Master:
+    """A loop that is told to stop, and whose fetch thread brings a lease after that."""
+    lease = new_lease(backend)
+    pool = Pool(replace(SETTINGS, **settings), now=backend.clock.mono())
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.Leased([Inspected(lease, None)])))
+    pool.stop("stopping")
+    return master
+
+
+def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back(inbox: Inbox) -> None:
+    backend = MemoryBackend()
+    assert stopping(backend, inbox).run() == 0
+    [message] = backend.list_messages()
+    assert message.state is State.WAITING
 
 
 class Refusing(MemoryBackend):
@@ -162,29 +171,22 @@ class Refusing(MemoryBackend):
         raise AccessRefused("mend the rights")
 
 
-def test_leases_that_are_left_at_a_stop_are_told_with_what_the_broker_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, inbox = Refusing(), Inbox()
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many("reports", limit=1)
-    pool = Pool(replace(SETTINGS, stop_grace=0.1), now=backend.clock.mono())
-    apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
-    pool.stop("stopping")
-    master = a_master(pool, backend, inbox, LastLease(inbox, ev.Leased([Inspected(lease, None)])))
+def test_leases_that_are_left_at_a_stop_are_told_with_what_the_broker_said(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = stopping(Refusing(), inbox, stop_grace=0.1)
     told: list[Note] = []
     monkeypatch.setattr(master.publisher, "write_log", lambda pool: told.extend(pool.notes) or pool.notes.clear())
     master.run()
-    inbox.close()
     [left] = [note.fields for note in told if note.event.startswith("leases are left to expire")]
     assert left == {"count": 1, "error": "mend the rights"}
 
 
-def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() -> None:
-    backend, inbox = Sleepy(), Inbox()
-    pool = Pool(SETTINGS, now=backend.clock.mono())
-    apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
+def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend(inbox: Inbox) -> None:
+    backend = Sleepy()
     fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
     fetch_thread.want(1)
-    master = a_master(pool, backend, inbox, fetch_thread)
+    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, fetch_thread)
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(master.run)
         try:
@@ -195,14 +197,14 @@ def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() ->
         finally:
             backend.woken.set()
     fetch_thread.join(10.0)
-    inbox.close()
 
 
-def test_an_error_in_the_loop_ends_all_threads_and_children_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, inbox, closed = MemoryBackend(), Inbox(), list[str]()
-    pool = Pool(SETTINGS, now=backend.clock.mono())
+def test_an_error_in_the_loop_ends_all_threads_and_children_and_is_raised(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, closed = MemoryBackend(), list[str]()
     fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
-    master = a_master(pool, backend, inbox, fetch_thread)
+    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, fetch_thread)
     monkeypatch.setattr(master.children, "poll", lambda _timeout: {}["a fault"])
     monkeypatch.setattr(master.children, "close", lambda: closed.append("children"))
     before = set(threading.enumerate())
@@ -210,14 +212,11 @@ def test_an_error_in_the_loop_ends_all_threads_and_children_and_is_raised(monkey
         master.run()
     assert set(threading.enumerate()) == before
     assert closed == ["children"]
-    inbox.close()
 
 
-def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time() -> None:
+def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(master: Master) -> None:
     assert Stage().boot().pool.child_came, "for the loop to publish soon"
-    backend, inbox = MemoryBackend(), Inbox()
-    pool = Pool(SETTINGS, now=backend.clock.mono())
-    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    pool = master.pool
     pool.checked_at = now = time.monotonic()
     master._after(now)
     master._unpublished = True
@@ -226,16 +225,13 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
         pool.child_came = True
         master._after(now)
         assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
-    inbox.close()
 
 
 def test_the_brokers_last_good_answer_stays_where_it_is_for_as_long_as_it_refuses_something(
-    monkeypatch: pytest.MonkeyPatch,
+    master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looks at an empty queue may be answered all the while, and health would take the pool for a well one."""
-    backend, inbox = MemoryBackend(), Inbox()
-    pool = Pool(SETTINGS, now=backend.clock.mono())
-    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    pool = master.pool
     published: list[float] = []
     monkeypatch.setattr(master.publisher, "publish", lambda _pool, _now, answered, _reaped: published.append(answered))
     for at, event in enumerate(
@@ -246,14 +242,11 @@ def test_the_brokers_last_good_answer_stays_where_it_is_for_as_long_as_it_refuse
         master.settle_thread.answered_at = float(at)
         master._publish(pool.now)
     assert published == [0.0, 0.0, 2.0]
-    inbox.close()
 
 
-def test_the_last_turn_of_a_stop_sleeps_no_more() -> None:
+def test_the_last_turn_of_a_stop_sleeps_no_more(master: Master) -> None:
     """The fetch thread ends without an event, perhaps after everything else."""
-    backend, inbox = MemoryBackend(), Inbox()
-    pool = Pool(SETTINGS, now=backend.clock.mono())
-    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    pool = master.pool
     pool.stop("stopping")
     pool.checked_at = time.monotonic() + 60.0
     master._publish_at = pool.checked_at
@@ -265,7 +258,6 @@ def test_the_last_turn_of_a_stop_sleeps_no_more() -> None:
     pool.held[1] = None  # type: ignore[assignment]
     begun = time.monotonic()
     assert begun < master._due() <= time.monotonic() + PUBLISH_EVERY_S, "an answer of the broker wakes the loop"
-    inbox.close()
 
 
 class SlowChildren(NoChildren):
@@ -282,9 +274,7 @@ class SlowChildren(NoChildren):
         return [ev.ReapDone([])]
 
 
-def test_events_are_asked_for_without_a_wait_only_while_they_stream() -> None:
-    backend, inbox = MemoryBackend(), Inbox()
-    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, LastLease(inbox, ev.ReapDone([])))
+def test_events_are_asked_for_without_a_wait_only_while_they_stream(master: Master) -> None:
     master.children = children = SlowChildren()  # type: ignore[assignment]
     assert [len(master._wait()) for _ in range(3)] == [1, 1, 1]
     assert len(children.asked) == 3
@@ -294,7 +284,6 @@ def test_events_are_asked_for_without_a_wait_only_while_they_stream() -> None:
     assert [len(master._wait()) for _ in range(2)] == [1, 1]
     assert len(children.asked) == 3, "once without a wait, in vain: the stream is over"
     assert children.asked[0] == 0.0
-    inbox.close()
 
 
 class Connection:
@@ -304,10 +293,7 @@ class Connection:
         self.itself = self
 
 
-def test_garbage_that_refers_to_itself_goes_every_ten_seconds_however_rarely_the_collector_runs() -> None:
-    backend, inbox = MemoryBackend(), Inbox()
-    pool = Pool(SETTINGS, now=backend.clock.mono())
-    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+def test_garbage_that_refers_to_itself_goes_every_ten_seconds_however_rarely_the_collector_runs(master: Master) -> None:
     start = time.monotonic()
     gc.disable()
     try:
@@ -319,4 +305,3 @@ def test_garbage_that_refers_to_itself_goes_every_ten_seconds_however_rarely_the
             assert dropped() is None
     finally:
         gc.enable()
-    inbox.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from running import Running
 from stage import Stage
 from support.jobs import QUEUE, a_job
 from support.modest import Breakable, Faulty
@@ -11,7 +14,6 @@ from jobpool.broker.values import Capabilities, Leases
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.deadlines import lose_expired, next_due
-from jobpool.master.inbox import Inbox
 from jobpool.master.on_messages import REMEMBER_BROKEN_S
 from jobpool.master.threads import LostLeaseThread
 from jobpool.message.outcome import EndReason
@@ -29,27 +31,19 @@ def kills(actions: list[act.Action]) -> list[act.KillChild]:
     return [action for action in actions if isinstance(action, act.KillChild)]
 
 
-def test_the_thread_tells_of_each_once(inbox: Inbox) -> None:
+def test_the_thread_tells_of_each_once() -> None:
     backend = Breakable()
     backend.enqueue_many([a_job(), a_job()])
     leases = backend.fetch_many(QUEUE, limit=2)
     backend.break_all(leases)
-    losses = LostLeaseThread(backend, inbox)
-    losses.start()
-    told: list[ev.Event] = []
-    try:
-        wait_until(lambda: told.extend(inbox.take()) or backend.looks >= 2)
-    finally:
-        losses.stop()
-        losses.join(10.0)
-    assert told == [ev.LeasesBroke(leases)]
+    with Running(partial(LostLeaseThread, backend)) as thread:
+        wait_until(lambda: backend.looks >= 2)
+    assert thread.told() == [ev.LeasesBroke(leases)]
 
 
-def test_a_fault_of_a_backend_that_is_not_ours_is_not_told_as_ours(inbox: Inbox) -> None:
-    losses = LostLeaseThread(Faulty(), inbox)
-    losses.start()
-    losses.join(10.0)
-    [died] = inbox.take()
+def test_a_fault_of_a_backend_that_is_not_ours_is_not_told_as_ours() -> None:
+    with Running(partial(LostLeaseThread, Faulty())) as thread:
+        [died] = thread.until(ev.ThreadDied)
     stage = Stage(workers=1).boot()
     stage.tell(died)
     assert notes(stage, "a thread of the master failed: a fault in support, please report it")

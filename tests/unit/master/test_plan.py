@@ -59,18 +59,22 @@ class TestBoot:
         assert stage.pool.fatal == "no module named 'nope'"
         assert stage.pool.finished
 
-    def test_an_app_that_the_backend_cannot_serve_is_fatal_and_said_so(self) -> None:
-        stage = Stage()
-        stage.tell()
-        stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True)])
-        assert "'transfer' is declared with ack_in_transaction" in stage.pool.fatal
-        assert stage.pool.finished
+    def test_an_app_that_the_backend_cannot_serve_is_fatal_and_says_which_handler_asks_for_too_much(self) -> None:
+        for handler, asked in [
+            (HandlerInfo("transfer", ack_in_transaction=True), "'transfer' is declared with ack_in_transaction"),
+            (HandlerInfo("bill", result_ttl=60.0), "'bill' is declared with result_ttl"),
+        ]:
+            stage = Stage()
+            stage.tell()
+            stage.load(handlers=[HandlerInfo("plain"), handler])
+            assert asked in stage.pool.fatal
+            assert stage.pool.finished
 
-    def test_an_app_with_transactions_is_served_where_the_backend_can(self) -> None:
+    def test_an_app_is_served_where_the_backend_can_do_what_it_asks_for(self) -> None:
         stage = Stage()
-        stage.pool.can = Capabilities(transactions=True)
+        stage.pool.can = Capabilities(transactions=True, key_store=True)
         stage.tell()
-        stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True), HandlerInfo("report")])
+        stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True), HandlerInfo("report", result_ttl=60.0)])
         stage.make_ready()
         stage.lease("transfer", "report")
         heads = [slot.deliveries[0] for slot in stage.busy]

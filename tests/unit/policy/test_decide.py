@@ -321,31 +321,6 @@ def test_the_budget_is_the_smaller_of_the_jobs_and_the_policys(
     assert kinds == [Nack] * (runs - 1) + [Abandon]
 
 
-@pytest.mark.parametrize("outcome", [Failed("boom"), TimedOut("stack"), RetryAsked(1.0, "later")])
-def test_unrecoverable_and_snooze_know_no_budget(outcome: Outcome) -> None:
-    """Beside a last attempt that is abandoned for its budget: one before any, one that burns none."""
-    assert isinstance(decide(outcome, LAST, Rules(), RETRY, NOW), Abandon)
-    assert isinstance(decide(Failed("boom", permanent=True), a_lease(9), Rules(), RETRY, NOW), Abandon)
-    assert decide(Snoozed(7.0), a_lease(0, attempts=50), Rules(), replace(RETRY, max_attempts=1), NOW) == Release(7.0)
-
-
-def test_the_policy_limits_a_job_that_asks_for_more() -> None:
-    policy = replace(RETRY, max_attempts=2)
-    assert decide(Failed("boom"), a_lease(9, attempts=0), Rules(), policy, NOW) == Nack(5.0, "boom")
-    assert decide(Failed("boom"), a_lease(9, attempts=1), Rules(), policy, NOW) == Abandon("failed", "boom")
-
-
-def test_the_backend_counts_the_attempts_not_the_body() -> None:
-    forged = a_lease(attempts=2)
-    assert b'"attempts":0' in forged.body
-    assert decide(Failed("boom"), forged, Rules(), RETRY, NOW) == Abandon("failed", "boom")
-
-
-@pytest.mark.parametrize("outcome", ONE_OF_EACH, ids=lambda outcome: type(outcome).__name__)
-def test_deciding_twice_gives_the_same(outcome: Outcome) -> None:
-    assert decide(outcome, FIRST, Rules(), RETRY, NOW) == decide(outcome, FIRST, Rules(), RETRY, NOW)
-
-
 def test_a_no_op_job_costs_no_new_object() -> None:
     one, other = (decide(Succeeded(), FIRST, Rules(), RETRY, NOW) for _ in range(2))
     assert one is other
@@ -407,7 +382,3 @@ def test_what_moves_is_counted_as_what_it_was_and_as_moved() -> None:
 def test_what_the_backend_refused_is_lost(answer: Settled) -> None:
     assert status_of(Ack(), Succeeded(), answer) is Status.LOST
     assert counters_of(Ack(), Succeeded(), answer) == ("lease_lost",)
-
-
-def test_a_repeat_that_was_answered_already_counts_as_done() -> None:
-    assert status_of(Ack(), Succeeded(), Settled.ALREADY) is Status.ACKED

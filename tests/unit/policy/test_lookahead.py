@@ -151,11 +151,6 @@ def test_it_is_capped() -> None:
     assert ahead.size(now) == MAX_LOOKAHEAD
 
 
-def test_a_cap_of_0_switches_it_off() -> None:
-    ahead = LookAhead(START, cap=0)
-    assert ahead.size(stream(ahead, 20_000, START, 0.5)) == 0
-
-
 # --- a broker that is far away --------------------------------------------------------------------------------------
 
 

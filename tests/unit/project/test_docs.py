@@ -1,27 +1,16 @@
-"""The docs: generated tables are current, a picture is that of the code. Names are checked by scripts/names.py."""
+"""The docs: a picture is that of the code. Generated tables and names are checked by scripts/check."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import tomllib
 from pathlib import Path
 
-import jobpool
 import jobpool.broker.backend
 from jobpool.broker.opening import GROUP
 from jobpool_backends import PLACES
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_the_generated_tables_are_current() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "tables.py", "--check"], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
 
 
 def picture(text: str | None, first: str, last: str) -> str:
@@ -42,7 +31,3 @@ def test_the_picture_of_a_messages_states_is_that_of_the_code() -> None:
 def test_the_table_of_our_own_backends_is_that_of_the_entry_points() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"][GROUP] == PLACES
-
-
-def test_the_version_is_one() -> None:
-    assert f'version = "{jobpool.__version__}"' in (ROOT / "pyproject.toml").read_text("utf-8")

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def figures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+from scripts import figures
 
 RESULTS = """<testsuites><testsuite>
 <testcase classname="tests.faults.test_a" name="test_b[redis]@group"><properties>
@@ -30,7 +15,7 @@ RESULTS = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_figures_stand_in_the_rows_of_their_tests(figures: ModuleType, tmp_path: Path) -> None:
+def test_figures_stand_in_the_rows_of_their_tests(tmp_path: Path) -> None:
     results = tmp_path / "results.xml"
     results.write_text(RESULTS)
     measured = "| 1 | x | `faults/test_a.py::test_b` | all | y |  |"

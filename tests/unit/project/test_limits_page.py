@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pages import blocks, page
 
 import jobpool
 from jobpool.policy.breaker import CircuitBreaker
 from jobpool.settings import load
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text("utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = page("limits")
 
 
 @pytest.fixture
@@ -33,7 +29,7 @@ def names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_the_examples_do_what_the_page_says(names: dict[str, Any]) -> None:
-    define, guard = blocks("python")
+    define, guard = blocks(PAGE)
     exec(define, names)  # the page's own code
     names["jobs"].close()
     exec(define, names)
@@ -47,7 +43,7 @@ def test_the_examples_do_what_the_page_says(names: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("names")
 def test_the_configuration_is_one(tmp_path: Path) -> None:
-    [text] = blocks("toml")
+    [text] = blocks(PAGE, "toml")
     (tmp_path / "jobpool.toml").write_text(text)
     from_file = load({"queues": ["reports", "mails"]})
     (tmp_path / "jobpool.toml").write_text("")

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "prose.py"
-
-
-@pytest.fixture(scope="module")
-def prose() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prose", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import prose
 
 
 @pytest.mark.parametrize(
@@ -42,7 +29,7 @@ def prose() -> ModuleType:
         "# One; two; three.\n",
     ],
 )
-def test_it_refuses(prose: ModuleType, tmp_path: Path, source: str) -> None:
+def test_it_refuses(tmp_path: Path, source: str) -> None:
     (tmp_path / "bad.py").write_text(source)
     assert list(prose.findings(tmp_path / "bad.py"))
 
@@ -61,6 +48,6 @@ def test_it_refuses(prose: ModuleType, tmp_path: Path, source: str) -> None:
         ("good.sql", "-- Return the first message.\nSELECT 'for ever';\n"),
     ],
 )
-def test_it_lets_pass(prose: ModuleType, tmp_path: Path, name: str, source: str) -> None:
+def test_it_lets_pass(tmp_path: Path, name: str, source: str) -> None:
     (tmp_path / name).write_text(source)
     assert not list(prose.findings(tmp_path / name))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import mutations
 import pytest
+from scripts import names, summary
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
@@ -115,37 +114,19 @@ def test_the_summary_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_wrote_no_results_is_a_failure(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("summary", SCRIPTS / "summary.py")
-    assert spec is not None
-    assert spec.loader is not None
-    summary = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(summary)
-
     assert summary.summarise(tmp_path / "absent.xml") == ("no test ran: pytest stopped before the first one", False)
 
 
-@pytest.fixture
-def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """scripts/names.py, on a project with one page, whose names are wrong."""
-    spec = importlib.util.spec_from_file_location("names", SCRIPTS / "names.py")
-    assert spec is not None
-    assert spec.loader is not None
-    names = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(names)
-    (tmp_path / "page.md").write_text(
-        "# A head\n[a](page.md#a-head) [b](#none) [c](nowhere.md) `faults/a.py::test_b` a::b\n"
-    )
+def test_names_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A head\n[a](page.md#a-head) [b](#none) [c](nowhere.md) `faults/a.py::test_b` a::b\n")
     monkeypatch.setattr(names, "DOCS", tmp_path)
     monkeypatch.setattr(names, "TESTS", tmp_path)
-    return names
+    assert [line.split(" ")[3] for line in names.wrong_links(page)] == ["#none,", "nowhere.md,"]
+    assert [line.split(" ")[1] for line in names.missing_tests(page)] == ["has", "names"]
 
 
-def test_names_that_lead_nowhere_are_told(names: ModuleType, tmp_path: Path) -> None:
-    assert [line.split(" ")[3] for line in names.wrong_links(tmp_path / "page.md")] == ["#none,", "nowhere.md,"]
-    assert [line.split(" ")[1] for line in names.missing_tests(tmp_path / "page.md")] == ["has", "names"]
-
-
-def test_a_row_of_faults_that_is_wrong_is_told(names: ModuleType) -> None:
+def test_a_row_of_faults_that_is_wrong_is_told() -> None:
     for case, cells, tests, brokers, told in [
         ("well", ["1", "x", "`faults/a.py::test_b`", "redis; all", "y", ""], {"test_b"}, {"redis"}, ""),
         ("an empty cell", ["1", "x", "", "redis", "y", ""], set(), set(), "lacks a cell"),

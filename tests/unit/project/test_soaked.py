@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
+from scripts import soaked
 
 from jobpool_torture.result import MEANINGS, Result
 from jobpool_torture.schedule import KINDS
-
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "soaked.py"
-
-
-@pytest.fixture(scope="module")
-def soaked() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("soaked", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def a_run(backend: str, **more: Any) -> dict[str, Any]:
@@ -34,14 +19,14 @@ def a_run(backend: str, **more: Any) -> dict[str, Any]:
     return told | result.to_dict() | {"jobs": asdict(result.tally)}
 
 
-def test_the_page_has_its_place_and_only_that_changes(soaked: ModuleType) -> None:
+def test_the_page_has_its_place_and_only_that_changes() -> None:
     page = soaked.PAGE.read_text("utf-8")
     made = soaked.rewritten(page, f"{soaked.BEGIN}new\n{soaked.END}")
     before, _, rest = page.partition(soaked.BEGIN)
     assert made == f"{before}{soaked.BEGIN}new\n{soaked.END}{rest.partition(soaked.END)[2]}"
 
 
-def test_each_run_is_a_column_and_every_count_is_in_a_row(soaked: ModuleType) -> None:
+def test_each_run_is_a_column_and_every_count_is_in_a_row() -> None:
     left_out = {"net.cut": "sqlite:// has no network"}
     made = soaked.section([a_run("sqlite:////q.db", left_out=left_out), a_run("postgresql://a@b/c", duplicates=1234)])
     lines = made.splitlines()

@@ -1,4 +1,4 @@
-"""What a pool tells the scheduler beside it, and on which broker it can have none."""
+"""What a pool tells its fork server and the scheduler beside it, and on which broker it can have none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scheduler_process import CronStart
-from jobpool.master.run import cron_start, run_pool
+from jobpool.master.run import cron_start, fork_server_config, run_pool
+from jobpool.message.setting_types import Recycle
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
@@ -46,3 +47,12 @@ def test_a_broker_without_keys_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigurationError, match="scheduler beside the pool needs a broker that keeps keys") as refusal:
         run_pool(SETTINGS, backend=NoKeys())
     assert "--only-scheduler" not in str(refusal.value), "a pool has no such flag"
+
+
+@pytest.mark.parametrize(
+    ("limit", "recycle", "mark"),
+    [(0, 0, 0), (0, 70, 70), (100, 0, 100), (100, 70, 70), (100, 300, 100)],
+)
+def test_a_child_above_either_memory_setting_is_replaced_after_its_attempt(limit: int, recycle: int, mark: int) -> None:
+    settings = Settings(memory_limit=limit, recycle=Recycle(memory=recycle))
+    assert fork_server_config(settings).options.max_rss == mark

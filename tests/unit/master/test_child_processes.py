@@ -1,19 +1,21 @@
-"""The loop's hold on its children: a wait that is interrupted for longer than it was to last, a spawn that fails."""
+"""The loop's hold on its children: a wait that is interrupted, a spawn that fails, a fork server that does not die."""
 
 from __future__ import annotations
 
 import errno
 import os
 import signal
+import subprocess
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.linux import open_fds
 from jobpool.master import events as ev
-from jobpool.master.child_processes import ChildProcesses
+from jobpool.master.child_processes import ChildProcesses, _await_end
 from jobpool.master.slots import Slot
 
 WAIT = 0.2
@@ -60,3 +62,21 @@ def test_a_spawn_that_fails_leaves_no_descriptor_open() -> None:
     assert open_fds() == before
     children._servers.clear()
     children.close()
+
+
+class Undead:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def wait(self, timeout: float) -> int:
+        self.said.append("wait")
+        raise subprocess.TimeoutExpired("a fork server", timeout)
+
+    def kill(self) -> None:
+        self.said.append("kill")
+
+
+def test_it_is_killed_and_the_pool_ends_without_it() -> None:
+    undead = Undead()
+    _await_end(cast(ForkServerClient, undead))
+    assert undead.said == ["wait", "kill", "wait"]

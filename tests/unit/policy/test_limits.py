@@ -1,0 +1,293 @@
+"""What a message needs before it may run, what a limited queue lets start, and how long contended messages wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from support.tables import row
+
+from jobpool.errors import ConfigurationError, MalformedEnvelope
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import JobEnvelope, decode, encode
+from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.limits import (
+    MAX_SHUT_S,
+    MIN_SHUT_S,
+    Contentions,
+    Limits,
+    LocalLimits,
+    QueueLimits,
+    contention_delay,
+    guards_of,
+    refusal,
+)
+from jobpool.policy.retry import REMEMBERED_MESSAGES
+
+# --- what a message needs ------------------------------------------------------------------------------------------
+
+
+FREE = Limits().of("reports")
+LIMITED = Limits(
+    idempotency_ttl=60.0,
+    concurrency={"reports": 4},
+    concurrency_per_key={"reports": 2},
+    rates={"reports": 100},
+    rates_per_key={"reports": 10},
+).of("reports")
+
+
+def an_envelope(**options: Any) -> JobEnvelope:
+    job = JobDefinition("report", **options)
+    return decode(encode(job, identifier="a", queue="reports", signer=EnvelopeSigner(), now=0.0), attempts=0)
+
+
+def test_what_is_asked_for() -> None:
+    for case, options, limits, guards in [
+        ("a plain job", {}, FREE, None),
+        ("meta that asks for nothing", {"timeout": 5.0, "meta": {"a": 1}}, FREE, None),
+        ("a key", {"idempotency_key": " k "}, FREE, Guards("k")),
+        ("alone by its handler", {"single_instance": True}, FREE, Guards(holds=(Hold("job:report"),))),
+        ("alone by its name", {"single_instance": True, "name": "n"}, FREE, Guards(holds=(Hold("job:n"),))),
+        ("a concurrency key that nothing limits", {"concurrency_key": "acme"}, FREE, None),
+        ("the queue's limits", {}, LIMITED, Guards(None, 86400.0, (Hold("queue", 4),), (Rate("queue", 100),))),
+        (
+            "everything",
+            {"concurrency_key": "acme", "idempotency_key": "k", "single_instance": True},
+            LIMITED,
+            Guards(
+                "k",
+                60.0,
+                (Hold("queue", 4), Hold("job:report"), Hold("concurrency:acme", 2)),
+                (Rate("queue", 100), Rate("concurrency:acme", 10)),
+            ),
+        ),
+        ("per key", {"concurrency_key": "acme"}, QueueLimits(per_key=3), Guards(holds=(Hold("concurrency:acme", 3),))),
+        (
+            "rate per key",
+            {"concurrency_key": "acme"},
+            QueueLimits(rate_per_key=3),
+            Guards(rates=(Rate("concurrency:acme", 3),)),
+        ),
+        ("limits per key, and no key", {}, QueueLimits(per_key=3, rate_per_key=3), None),
+    ]:
+        assert guards_of(an_envelope(**options), limits) == guards, case
+
+
+def test_limits_are_a_queues_own() -> None:
+    assert Limits(concurrency={"reports": 4}).of("mails") == QueueLimits()
+
+
+@pytest.mark.parametrize("key", ["", "   "])
+def test_a_key_of_nothing_is_none(key: str) -> None:
+    assert guards_of(replace(an_envelope(), idempotency_key=key), FREE) is None
+
+
+def test_a_key_that_can_be_none_is_refused() -> None:
+    for key, shown in [
+        ("k" * 256, "of 256 characters"),
+        ("a\nb", "'a\\nb'"),
+        ("\ud800", "'\\ud800'"),
+    ]:
+        with (
+            row(key),
+            pytest.raises(MalformedEnvelope, match="idempotencyKey must be 1 to 255 printable characters") as refused,
+        ):
+            guards_of(replace(an_envelope(), idempotency_key=key), FREE)
+        assert shown in str(refused.value), key
+
+
+def test_without_a_key_store_it_is_refused_in_the_words_of_the_enqueue() -> None:
+    for options, names in [
+        ({"idempotency_key": "k"}, "idempotency_key"),
+        ({"single_instance": True}, "single_instance"),
+        ({"concurrency_key": "acme"}, "concurrency_key"),
+        ({"single_instance": True, "idempotency_key": "k"}, "single_instance and idempotency_key"),
+    ]:
+        said = refusal(an_envelope(**options), "sync")
+        with row(options), pytest.raises(Exception, match=f"needs for {names}: leave {names} out") as refused:
+            JobDefinition("report", **options).require(False, "sync")
+        assert said == str(refused.value), options
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 5.0}])
+def test_without_a_key_store_plain_jobs_run(options: dict[str, Any]) -> None:
+    assert refusal(an_envelope(**options), "sync") is None
+
+
+@pytest.mark.parametrize("most", [0, -1, 1_000_001, 1.5, True, "4"])
+@pytest.mark.parametrize("part", ["concurrency", "concurrency_per_key", "rates", "rates_per_key"])
+def test_a_limit_out_of_bounds_is_refused(part: str, most: Any) -> None:
+    with pytest.raises(ConfigurationError, match="queue 'reports' is a whole number from 1 to 1000000"):
+        Limits(**{part: {"reports": most}})
+
+
+def test_a_limit_for_what_is_no_queue_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="queue name 'my queue' is refused"):
+        Limits(rates={"my queue": 1})
+
+
+@pytest.mark.parametrize("ttl", [0, -1.0, float("nan"), 367 * 86400])
+def test_a_key_is_kept_for_some_time_and_at_most_a_year(ttl: float) -> None:
+    with pytest.raises(ConfigurationError, match="idempotency_ttl is more than 0"):
+        Limits(idempotency_ttl=ttl)
+
+
+def test_limits_say_whether_there_are_any() -> None:
+    assert not Limits(idempotency_ttl=5.0)
+    assert Limits(rates_per_key={"reports": 1})
+
+
+# --- limited queues: what cannot start is not leased, and nothing spins --------------------------------------------
+
+
+HELD = Begun(Begin.HELD, "queue")
+
+
+def limited(after: float) -> Begun:
+    return Begun(Begin.LIMITED, "queue", after)
+
+
+def four_places() -> LocalLimits:
+    return LocalLimits(Limits(concurrency={"a": 4}))
+
+
+def ten_a_minute() -> LocalLimits:
+    return LocalLimits(Limits(rates={"a": 10}))
+
+
+def test_a_queue_without_limits_has_no_gate() -> None:
+    limits = four_places()
+    limits.begun("b", 0, HELD, now=0.0)
+    assert limits.room("b", 64, now=0.0) == 64
+    assert limits.wait("b", now=0.0) == 0.0
+    assert not LocalLimits(Limits(concurrency_per_key={"a": 4}))
+
+
+def test_no_more_is_fetched_than_this_pool_may_run() -> None:
+    limits = four_places()
+    assert limits.room("a", 64, now=0.0) == 4
+    limits.hold({"a": 3}, (), now=0.0)
+    assert limits.room("a", 64, now=0.0) == 1
+    limits.hold({"a": 4}, (), now=0.0)
+    assert limits.room("a", 64, now=0.0) == 0
+    assert limits.wait("a", now=0.0) > 0.0
+
+
+def test_a_place_that_is_given_back_opens_it() -> None:
+    limits = four_places()
+    limits.hold({"a": 4}, (), now=0.0)
+    assert limits.may_open_early(now=0.0)
+    assert limits.hold({"a": 3}, (), now=0.0), "it was shut, and is open"
+    assert not limits.hold({"a": 2}, (), now=0.0), "it was open already"
+
+
+def test_what_other_pools_hold_shuts_it_for_a_while() -> None:
+    limits = four_places()
+    limits.begun("a", 0, HELD, now=100.0)
+    wait = limits.wait("a", now=100.0)
+    assert 0.0 < wait <= 1.0
+    assert limits.room("a", 4, now=100.0) == 0
+    assert not limits.may_open_early(now=100.0), "nothing of this pool's own could open it"
+    assert limits.room("a", 4, now=100.0 + wait) == 1, "and then one is tried"
+
+
+def test_refused_again_and_again_it_stays_shut_for_longer_and_never_too_long() -> None:
+    limits, now, waits = four_places(), 0.0, []
+    for _ in range(60):
+        limits.begun("a", 0, HELD, now)
+        waits.append(limits.wait("a", now))
+        now += MAX_SHUT_S
+    assert 1.0 < max(waits) <= MAX_SHUT_S
+
+
+def test_a_settlement_of_its_own_opens_what_was_refused() -> None:
+    limits = four_places()
+    limits.begun("a", 2, HELD, now=0.0)
+    assert not limits.hold({"a": 2}, (), now=0.0), "what was granted is now known to the loop"
+    assert limits.may_open_early(now=0.0)
+    assert limits.hold({"a": 1}, (), now=0.0)
+    assert limits.room("a", 64, now=0.0) == 2, "as many as were granted last"
+
+
+def test_what_is_granted_in_full_is_asked_for_twice_as_much() -> None:
+    limits = ten_a_minute()
+    limits.begun("a", 1, limited(1.0), now=0.0)
+    rooms = []
+    for _ in range(4):
+        rooms.append(limits.room("a", 64, now=10.0))
+        limits.begun("a", rooms[-1], None, now=10.0)
+    assert rooms == [1, 2, 4, 8]
+
+
+def test_a_rate_keeps_it_shut_for_exactly_as_long_as_the_store_says() -> None:
+    limits = ten_a_minute()
+    limits.begun("a", 3, limited(17.5), now=100.0)
+    assert limits.wait("a", now=100.0) == 17.5
+    assert limits.room("a", 64, now=117.4) == 0
+    assert limits.room("a", 64, now=117.5) == 3
+
+
+def test_a_job_that_ends_does_not_open_what_a_rate_shut() -> None:
+    limits = ten_a_minute()
+    limits.hold({"a": 3}, (), now=0.0)
+    limits.begun("a", 3, limited(17.5), now=0.0)
+    assert not limits.may_open_early(now=0.0)
+    assert not limits.hold({"a": 2}, (), now=0.0)
+
+
+def test_a_start_that_was_not_used_does() -> None:
+    limits = ten_a_minute()
+    limits.begun("a", 3, limited(17.5), now=0.0)
+    assert limits.hold({}, {"a"}, now=0.0)
+    assert limits.room("a", 64, now=0.0) == 3
+
+
+def test_a_quick_rate_is_asked_for_in_batches() -> None:
+    limits = ten_a_minute()
+    limits.begun("a", 3, limited(0.000001), now=0.0)
+    assert limits.wait("a", now=0.0) == MIN_SHUT_S
+
+
+def test_one_shut_gate_does_not_shut_another() -> None:
+    limits = LocalLimits(Limits(concurrency={"a": 1, "b": 1}))
+    limits.begun("a", 0, HELD, now=0.0)
+    assert limits.room("b", 1, now=0.0) == 1
+
+
+# --- how long contended messages wait ------------------------------------------------------------------------------
+
+
+DRAWN = 400
+
+
+@pytest.mark.parametrize(("times", "edge"), [(1, 1.0), (2, 2.0), (4, 8.0), (5, 16.0), (6, 30.0), (5000, 30.0)])
+def test_full_jitter_up_to_an_edge_that_doubles_to_30_seconds(times: int, edge: float) -> None:
+    delays = [contention_delay(times) for _ in range(DRAWN)]
+    assert 0.0 <= min(delays) < edge / 5
+    assert edge * 4 / 5 < max(delays) <= edge
+
+
+def test_the_edge_may_be_lower() -> None:
+    assert max(contention_delay(9, 5.0) for _ in range(DRAWN)) <= 5.0
+
+
+def test_messages_are_counted_each_by_itself_until_they_get_what_they_asked_for() -> None:
+    contentions = Contentions()
+    assert [contentions.met("a"), contentions.met("a"), contentions.met("b")] == [1, 2, 1]
+    contentions.forget("a")
+    contentions.forget("unknown")
+    assert [contentions.met("a"), contentions.met("b")] == [1, 2]
+
+
+def test_what_is_remembered_is_bounded_and_who_was_met_lately_stays() -> None:
+    contentions = Contentions()
+    contentions.met("first")
+    contentions.met("second")
+    contentions.met("first")
+    for place in range(REMEMBERED_MESSAGES - 1):
+        contentions.met(f"other {place}")
+    assert contentions.met("first") == 3
+    assert contentions.met("second") == 1
