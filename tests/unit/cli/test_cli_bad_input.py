@@ -39,9 +39,7 @@ Jobpool = Callable[..., Result]
         (["dead", "show"], 2, "'show' is not a verb of jobpool dead; the verbs are list, purge, retry"),
         (["dead", "retyr"], 2, "'retyr' is not a verb of jobpool dead; did you mean 'retry'?"),
         (["cron", "history"], 2, "'history' is not a verb of jobpool cron; did you mean 'jobpool history'?"),
-        (["-w", "many", "-A", "jobs"], 2, "--workers: 'many' is not a number of workers"),
         (["-Q", "reports,3"], 2, "--queue: '3' after a comma would be a queue; a weight is written NAME=3"),
-        (["-Q", "my queue"], 2, "--queue: queue name 'my queue' is refused: 1 to 100 letters"),
         (["--ttl", "soon"], 2, "--ttl: 'soon' is not a duration: write seconds, such as 90, or"),
         (["--once", "--max", "3"], 2, "--once and --max exclude each other"),
         ([], 2, "no application: name the module with your handlers, --app myapp.jobs or apps in"),
@@ -49,7 +47,6 @@ Jobpool = Callable[..., Result]
         (["-A", "shop.py:app"], 2, "app 'shop.py:app' cannot be found: name the module or file alone, 'shop.py'"),
         (["-A", r"C:\shop\jobs.py"], 2, r"app 'C:\\shop\\jobs.py' cannot be found: it is a path of Windows"),
         (["-A", "no/such.py"], 2, "app 'no/such.py' cannot be found: no such file in"),
-        (["-C", "nowhere.toml", "stats"], 2, "configuration file nowhere.toml does not exist"),
         (["-b", "nonsense", "stats"], 2, "backend 'nonsense' is not a URL"),
         (
             ["-b", "pigeon://coop", "stats"],
@@ -70,7 +67,6 @@ Jobpool = Callable[..., Result]
         (["enqueue", "a", "--delay", "9e15"], 2, "'9e15' is not a duration"),
         (["list", "age:>9e15"], 2, "'9e15' is not a duration"),
         (["history", "--rollup", "--since", "110000w"], 2, "a hundred years at most"),
-        (["doctor", "--memory-limit", "9" * 400], 2, "is not a size"),
         (["purge", "-Q", "a", "-Q", "b", "--all"], 2, "-Q names one queue here, not a and b"),
         (["init", "-b", "sqlite:///\udcff.db"], 2, "--backend has bytes that are not UTF-8"),
         (["enqueue", "a", "--timeout", "-1"], 2, "is not a duration"),
@@ -103,30 +99,6 @@ def test_a_table_that_is_not_read_is_an_error_with_its_mend(jobpool: Jobpool, tm
         assert result.exit_code == 2
         assert f"{name} has a table [{heading}], which is not read: {mend}" in result.stderr
         (tmp_path / name).unlink()
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("worker", "workers"),
-        ("broker", "backend"),
-        ("concurrency", "workers"),
-        ("timeout", "default_timeout"),
-        ("max_retries", "retry"),
-    ],
-)
-def test_an_unknown_configuration_key(
-    jobpool: Jobpool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, meant: str
-) -> None:
-    (tmp_path / "jobpool.toml").write_text(f"{key} = 4\n")
-    for words in ([], ["stats"], ["enqueue", "a"]):
-        result = jobpool(*words)
-        assert result.exit_code == 2
-        assert f"jobpool.toml: {key!r} is not a setting of jobpool; did you mean {meant!r}?" in result.stderr
-    (tmp_path / "jobpool.toml").unlink()
-    monkeypatch.setenv(f"JOBPOOL_{key.upper()}", "4")
-    assert f"did you mean 'JOBPOOL_{meant.upper()}'?" in jobpool("stats").stderr
-    assert not (tmp_path / "jobpool.db").exists()
 
 
 @pytest.mark.parametrize("line", ['{"handler": "a", "scheduled_at": "2026-06-01T08:00:00"}'])
