@@ -12,13 +12,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from face_boards import a_pool
 from support.tables import row
 
 from jobpool.cli.run import _published
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.master.run import run_pool
 from jobpool.ops.runtime_dir import (
-    PoolFile,
     _choose,
     discover,
     note_path,
@@ -26,22 +26,9 @@ from jobpool.ops.runtime_dir import (
     rewrite,
     runtime_dir,
     serving,
-    this_pool,
     unregister,
 )
 from jobpool.settings import Settings
-
-
-def a_pool(directory: Path, name: str = "main", since: float = 1.0) -> PoolFile:
-    return this_pool(
-        name=name,
-        version="0.1.0",
-        queues=("reports", "mail"),
-        workers=4,
-        backend="redis://me:hush@localhost/0",
-        directory=directory,
-        since=since,
-    )
 
 
 def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
@@ -57,7 +44,7 @@ def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
 
 
 def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
-    register(tmp_path, pool := a_pool(tmp_path))
+    register(tmp_path, pool := a_pool(tmp_path, backend="redis://me:hush@localhost/0"))
     path = note_path(tmp_path, pool.name, pool.pid)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "hush" not in path.read_text()
@@ -103,10 +90,7 @@ def test_pools_of_one_broker_are_found_however_its_url_is_written(
         for url in others:
             assert serving(tmp_path, url) == [], url
         os.close(held)
-    made = this_pool(
-        name="a", version="1", queues=(), workers=1, since=1.0, backend="sqlite:///x.db", directory=tmp_path
-    )
-    assert made.backend == f"sqlite:///{tmp_path}/x.db", "its working directory is not everybody's"
+    assert a_pool(tmp_path).backend == f"sqlite:///{tmp_path}/x.db", "its working directory is not everybody's"
 
 
 PLAYED = """
