@@ -85,13 +85,6 @@ def test_without_a_name_the_names_are_listed(jobpool: Jobpool, recorded: str) ->
     assert json.loads(jobpool("history", recorded, "--json").stdout) == ["monthly", "other"]
 
 
-def test_nothing_found_is_said_and_is_no_failure(jobpool: Jobpool, recorded: str) -> None:
-    result = jobpool("history", "nobody", recorded)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "no such attempt of 'nobody'" in result.stderr
-    assert json.loads(jobpool("history", "nobody", recorded, "--json").stdout) == []
-
-
 def test_the_table_is_read_from_the_broker(jobpool: Jobpool, broker: QueueBackend) -> None:
     HistoryTable(broker.keys, 100).append([a_line(1), a_line(2)])
     assert [row["id"] for row in json.loads(jobpool("history", "monthly", "--history", "table", "--json").stdout)] == [
