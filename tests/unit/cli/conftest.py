@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from calling import Jobpool
 from click.testing import CliRunner, Result
 
 from jobpool.broker.backend import QueueBackend
@@ -46,7 +47,7 @@ def modules_as_before(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def jobpool() -> Callable[..., Result]:
+def jobpool() -> Jobpool:
     """Call the command line in this process: `jobpool("stats", "--json")`."""
 
     def call(*words: str, input: str | None = None) -> Result:

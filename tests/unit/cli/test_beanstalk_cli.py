@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from calling import Jobpool
 from click.testing import Result
 from support.jobs import a_job, numbered
 from support.servers import fresh_name, shared_beanstalk
@@ -18,8 +19,6 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import MessageFilter, Verb
-
-Ask = Callable[..., Result]
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def broker(url: str) -> Iterator[QueueBackend]:
 
 
 @pytest.fixture
-def ask(jobpool: Ask, url: str, tmp_path: Path) -> Ask:
+def ask(jobpool: Jobpool, url: str, tmp_path: Path) -> Jobpool:
     (tmp_path / "jobpool.toml").write_text(f'backend = "{url}"\n')
 
     def call(*words: str, code: int = 0) -> Result:
@@ -53,7 +52,9 @@ def bury(broker: QueueBackend, queue: str) -> str:
     return lease.id
 
 
-def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(ask: Ask, broker: QueueBackend) -> None:
+def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(
+    ask: Jobpool, broker: QueueBackend
+) -> None:
     for _ in range(3):
         ask("enqueue", "report", "customer=7", "-Q", "reports")
     ask("enqueue", "report", "--delay", "1h", "-Q", "mails")
@@ -74,7 +75,9 @@ def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(
     assert broker.stats("reports").waiting == 3
 
 
-def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(ask: Ask, broker: QueueBackend, url: str) -> None:
+def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
+    ask: Jobpool, broker: QueueBackend, url: str
+) -> None:
     broker.enqueue_many([a_job(identifier=ident, payload={"about": "order-7"}) for ident in ("order-7", "order-8")])
     for lease in broker.fetch_many("reports", limit=2):
         assert broker.abandon(lease, "failed")
@@ -96,7 +99,7 @@ def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(ask: Ask, b
 
 
 def test_nothing_is_changed_in_a_tube_of_another_program_without_its_name(
-    ask: Ask, broker: QueueBackend, url: str
+    ask: Jobpool, broker: QueueBackend, url: str
 ) -> None:
     broker.enqueue_many([a_job(1), a_job(2), a_job(3, queue="held")])
     assert broker.fetch("held")
@@ -116,7 +119,7 @@ def test_nothing_is_changed_in_a_tube_of_another_program_without_its_name(
     assert ask("purge", "--all", "--dry-run").stdout == told
 
 
-def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: Ask, broker: QueueBackend) -> None:
+def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: Jobpool, broker: QueueBackend) -> None:
     dead, waiting = broker.enqueue_many(numbered(2))
     assert bury(broker, "reports") == dead
     told = ask("status", waiting, dead, code=1)

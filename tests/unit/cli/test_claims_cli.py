@@ -10,12 +10,11 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from calling import Jobpool
 from click.testing import Result
 
 from jobpool.broker.claim_store import NewPost
 from jobpool.broker.opening import open_backend
-
-Jobpool = Callable[..., Result]
 
 LATE = "0123456789abcdef" * 2
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from jobpool.cli.output import aligned, columns, fit, plural
+from jobpool.cli.output import aligned, columns, fit
 
 COLUMNS = columns("ID, HANDLER~, WHY~")
 
@@ -25,8 +23,3 @@ def test_a_cell_takes_the_places_that_a_terminal_gives_it() -> None:
         ["a b", " 1", "日本語の… "],
         ["cd ", "22", "e\u0301         "],
     ]
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 jobs"), (1, "1 job"), (2000, "2,000 jobs")])
-def test_plural(count: int, text: str) -> None:
-    assert plural(count, "job") == text

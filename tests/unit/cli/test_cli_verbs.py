@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
@@ -22,8 +21,6 @@ from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode
 from jobpool.settings import load
-
-Jobpool = Callable[..., Result]
 
 
 def enqueue(jobpool: Jobpool, *words: str) -> str:
@@ -270,16 +267,6 @@ def test_without_a_terminal_and_without_yes_it_refuses(jobpool: Jobpool, broker:
     assert result.exit_code == 2
     assert "purge 1 message? There is no terminal to ask on: give --yes, or --dry-run" in result.stderr
     assert broker.stats("default").waiting == 1
-
-
-def test_purge_leaves_what_is_leased(jobpool: Jobpool, broker: QueueBackend) -> None:
-    for _ in range(3):
-        enqueue(jobpool, "a")
-    lease = broker.fetch("default")
-    result = jobpool("purge", "--all", "--yes")
-    assert result.stdout == "2 messages purged\n"
-    assert lease is not None
-    assert broker.ack(lease)
 
 
 def test_a_reason_that_nothing_has_is_told(jobpool: Jobpool, broker: QueueBackend) -> None:

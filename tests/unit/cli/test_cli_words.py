@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from calling import Jobpool
 from click.shell_completion import BashComplete
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from jobpool.cli.main import Verbs, _verb, arrange, cli, explained, walk
 from jobpool.settings import KEYS, SETTINGS, load
 
-Jobpool = Callable[..., Result]
 VERBS_OF_CLI = cli.list_commands(click.Context(cli))
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 from support.jobs import a_job, numbered
 from support.modest import Modest
 
@@ -20,8 +19,6 @@ from jobpool.broker.values import Edited, MessageFilter, NewBatch, State
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool_backends.memory import MemoryBackend
-
-Jobpool = Callable[..., Result]
 
 
 def tell_of_a_pool(broker: QueueBackend) -> None:

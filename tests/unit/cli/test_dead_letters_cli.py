@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 from msgspec.structs import asdict
 
 from jobpool.broker.backend import QueueBackend
@@ -20,7 +19,6 @@ from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
 from jobpool.message.settlement import Abandon, Settled
 
-Jobpool = Callable[..., Result]
 DEAD = MessageFilter(states=(State.DEAD,))
 SEGV = Death("killed by SIGSEGV", "itself", "  File app.py, line 7 in crash", 31 << 20, 0.5, "page 7", core=True)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers import BeanstalkServer, RedisServer
+from support.servers import RedisServer
 from support.servers.ports import free_port
 
 from jobpool.broker.config_file import find_config
-from jobpool.broker.finding import Finding, Level, cautions_of
+from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
 from jobpool.ipc import linux
@@ -51,10 +51,6 @@ def test_a_finding_is_one_sentence() -> None:
         (Finding("x", Level.WARNING, "it is so", mend="mend it"), "it is so; mend it"),
     ]:
         assert str(finding) == text, finding
-
-
-def test_only_what_is_bad_is_a_caution() -> None:
-    assert cautions_of([Finding("x", level, level.value) for level in Level]) == ["warning", "problem"]
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------
@@ -397,21 +393,6 @@ def test_the_clock_of_a_real_server_that_is_an_hour_ahead(tmp_path: Path) -> Non
         found = {finding.check: finding for finding in broker.examine(settings(backend=server.url))}
     assert found["broker.clock"].level is Level.PROBLEM
     assert "s ahead of this machine's: jobs with a time" in str(found["broker.clock"])
-
-
-def test_a_beanstalkd_is_asked_for_everything(tmp_path: Path) -> None:
-    with BeanstalkServer(tmp_path) as server:
-        found = {finding.check: finding for finding in broker.examine(settings(backend=server.url))}
-    names = (
-        "beanstalk.server",
-        "beanstalk.persistence",
-        "beanstalk.drain-mode",
-        "beanstalk.job-size",
-        "beanstalk.pauses",
-    )
-    assert [name for name in found if name.startswith("beanstalk.")] == list(names)
-    assert [found[name].level for name in names] == [Level.OK, Level.PROBLEM, *[Level.OK] * 3]
-    assert "start it with -b" in str(found["beanstalk.persistence"])
 
 
 # --- the app ----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.masking import Masker
@@ -17,8 +16,6 @@ from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram
 from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
-
-Jobpool = Callable[..., Result]
 
 
 def a_line(number: int, status: str = "acked", name: str = "monthly", **fields: object) -> tuple[str, bytes]:

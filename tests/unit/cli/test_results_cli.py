@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 
-from click.testing import Result
+from calling import Jobpool
 from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import NewBatch
 from jobpool.message.results import capped, keep
 from jobpool.message.settlement import Ack
-
-Jobpool = Callable[..., Result]
 
 
 def done(broker: QueueBackend, text: str = '{"pages": 7}') -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from click.testing import Result
+from calling import Jobpool
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
@@ -20,8 +19,6 @@ from jobpool_torture import command as torture
 from jobpool_torture import options as limits
 from jobpool_torture.options import Options, check_machine
 from jobpool_torture.schedule import KINDS, Fault, dump
-
-Jobpool = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
