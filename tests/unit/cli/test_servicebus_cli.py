@@ -69,13 +69,6 @@ def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
     assert ask("dead", "purge", "order-7", "order-8", "-Q", "reports", "--yes").stdout == "2 messages purged\n"
 
 
-def test_a_queue_that_is_not_there_is_named_with_the_mend(ask: Jobpool) -> None:
-    for words in (["enqueue", "report", "-Q", "gone"], ["stats", "gone"]):
-        said = ask(*words, code=2).stderr
-        assert "gone" in said
-        assert "create" in said
-
-
 def test_a_job_that_another_client_holds_is_marked_for_its_pool(namespace: PeerProcess, tmp_path: Path) -> None:
     url = f"{namespace.connection_string}?state=sqlite:///{tmp_path}/state.db"
     with closing(open_backend(url)) as pool, closing(open_backend(url)) as other:
