@@ -173,26 +173,6 @@ def test_a_claim_that_has_ended_is_told(jobpool: Jobpool) -> None:
     assert "done again by somebody else" in refused(jobpool("message", "delete", "mail", "x", "--claim", LATE))
 
 
-def test_what_is_out_of_bounds_is_refused_with_the_bound(jobpool: Jobpool) -> None:
-    for words, said in [
-        ("claim create mail --limit 21", "1 to 20"),
-        ("claim create mail --ttl 59", "60 to 43,200 seconds"),
-        ("claim create mail --grace 13h", "60 to 43,200 seconds"),
-        ("claim create mail --ttl soon", "--ttl"),
-        ("claim create mail --max-claims -1", "max_claims"),
-        ("claim create no/queue", "queue name"),
-        ("message post mail 1 --ttl 15d", "60 to 1,209,600 seconds"),
-        ("message post mail 1 --delay 901", "0 to 900 seconds"),
-        ("message post mail", "give the messages"),
-        ("message pop mail --limit 21", "1 to 20"),
-        ("message delete mail", "ID..."),
-    ]:
-        result = jobpool(*words.split())
-        assert said in refused(result), words
-        assert result.exit_code == 2, words
-        assert "report it" not in result.stderr, words
-
-
 def test_a_renewal_out_of_bounds_is_refused_with_the_bound(jobpool: Jobpool, answer: Answer) -> None:
     answer("message", "post", "mail", "1")
     claim = answer("claim", "create", "mail")["id"]
@@ -224,12 +204,6 @@ def test_what_is_posted_is_not_told_as_a_job_to_cancel_or_edit(jobpool: Jobpool)
         assert f"would {words[0]} 1 message:" in told
         assert job in told
         assert post not in told
-
-
-def test_a_dash_is_not_posted_as_a_text(jobpool: Jobpool) -> None:
-    result = jobpool("message", "post", "mail", "-", input="1\n")
-    assert result.exit_code == 2
-    assert "--file - reads stdin" in result.stderr
 
 
 def test_a_purge_says_that_claims_hold_messages(jobpool: Jobpool, answer: Answer) -> None:

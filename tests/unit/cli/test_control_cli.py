@@ -244,29 +244,6 @@ def test_edit_by_a_filter_asks_first_and_leaves_what_does_not_match(jobpool: Job
     assert (result.exit_code, "id:nobody" not in result.stdout) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("queue:reports",),
-        ("--now",),
-        ("queue:reports", "--now", "--at", "2h"),
-        ("queue:reports", "--at", "tomorrow"),
-        ("queue:reports", "--at", "2026-07-01T08:00", "--yes"),
-        ("queue:reports", "--priority", "256"),
-        ("queue:reports", "--move", "no such name!", "--yes"),
-        ("state:dead", "--now"),
-        ("state:leased", "--now"),
-        ("--all", "queue:reports", "--now"),
-    ],
-)
-def test_an_edit_that_says_nothing_clear_is_wrong_usage(
-    jobpool: Jobpool, broker: QueueBackend, words: tuple[str, ...]
-) -> None:
-    broker.enqueue_many(numbered(1))
-    assert jobpool("edit", *words).exit_code == 2
-    assert broker.stats("reports").waiting == 1
-
-
 @pytest.mark.parametrize("verb", [("cancel",), ("edit", "--now"), ("purge",), ("dead", "retry")])
 def test_a_lone_word_is_an_id_and_an_empty_one_is_nothing(
     jobpool: Jobpool, broker: QueueBackend, verb: tuple[str, ...]

@@ -95,22 +95,6 @@ def test_the_setting_names_the_place_too(jobpool: Jobpool, tmp_path: Path) -> No
     assert "id1" in jobpool("history", "monthly").stdout
 
 
-def test_bad_input_is_one_sentence(jobpool: Jobpool) -> None:
-    for words, sentence in [
-        (("x",), "history is off: set history"),
-        (("x", "--history", "nowhere"), "'off', 'table' or 'file:PATH'"),
-        (("x", "--limit", "0"), "--limit"),
-        (("x", "--rollup"), "use --handler, not a name"),
-        (("--rollup", "--since", "soon"), "--since"),
-        (("--rollup", "--by", "year"), "--by"),
-    ]:
-        assert jobpool("init", "--broker-only").exit_code == 0, words
-        result = jobpool("history", *words)
-        assert result.exit_code == 2, words
-        assert sentence in result.stderr, words
-        assert "Traceback" not in result.stderr, words
-
-
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 
