@@ -57,6 +57,21 @@ def jobpool() -> Jobpool:
 
 
 @pytest.fixture
+def ask(jobpool: Jobpool, configuration: str, tmp_path: Path) -> Jobpool:
+    """Call a verb in a directory with this configuration: it ends with `code`, and never with a traceback."""
+    (tmp_path / "jobpool.toml").write_text(configuration)
+
+    def call(*words: str, code: int = 0) -> Result:
+        result = jobpool(*words)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        assert "unexpected" not in result.stderr
+        return result
+
+    return call
+
+
+@pytest.fixture
 def broker(tmp_path: Path) -> Iterator[QueueBackend]:
     """The broker that the command line finds without a setting."""
     backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")

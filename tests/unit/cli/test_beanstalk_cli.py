@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from calling import Jobpool
-from click.testing import Result
 from support.jobs import a_job, numbered
 from support.servers import fresh_name, shared_beanstalk
 from support.waiting import wait_until
@@ -34,16 +33,8 @@ def broker(url: str) -> Iterator[QueueBackend]:
 
 
 @pytest.fixture
-def ask(jobpool: Jobpool, url: str, tmp_path: Path) -> Jobpool:
-    (tmp_path / "jobpool.toml").write_text(f'backend = "{url}"\n')
-
-    def call(*words: str, code: int = 0) -> Result:
-        result = jobpool(*words)
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.output
-        return result
-
-    return call
+def configuration(url: str) -> str:
+    return f'backend = "{url}"\n'
 
 
 def bury(broker: QueueBackend, queue: str) -> str:

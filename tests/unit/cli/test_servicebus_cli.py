@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from calling import Jobpool
-from click.testing import Result
 from servicebus_peer import PeerProcess
 
 from jobpool.broker import control
@@ -29,17 +28,8 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerProcess]
 
 
 @pytest.fixture
-def ask(jobpool: Jobpool, namespace: PeerProcess, tmp_path: Path) -> Jobpool:
-    (tmp_path / "jobpool.toml").write_text(f'backend = "{namespace.connection_string}"\nqueues = ["reports"]\n')
-
-    def call(*words: str, code: int = 0) -> Result:
-        result = jobpool(*words)
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.output
-        assert "SAS_KEY_VALUE" not in result.output
-        return result
-
-    return call
+def configuration(namespace: PeerProcess) -> str:
+    return f'backend = "{namespace.connection_string}"\nqueues = ["reports"]\n'
 
 
 def test_messages_are_found_in_the_queues_of_the_settings(ask: Jobpool) -> None:
