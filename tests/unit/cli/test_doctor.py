@@ -112,55 +112,6 @@ def test_a_configuration_file_that_hides_another(tmp_path: Path) -> None:
     assert str(warned).startswith(f"{tmp_path}/pyproject.toml has settings, too")
 
 
-def test_the_ttl() -> None:
-    for ttl, options, level, text in [
-        (30.0, "", Level.OK, "ttl is 30 s"),
-        (30.0, "?timeout=19", Level.OK, "may take 19 s"),
-        (
-            30.0,
-            "?dead_max=9&timeout=20",
-            Level.PROBLEM,
-            "loses leases, and their jobs run twice; set ttl to 60 or more",
-        ),
-        (5.0, "", Level.PROBLEM, "a call to the broker may take 5 s"),
-        (2.0, "", Level.PROBLEM, "set ttl to 15 or more, or ?timeout= in backend to 0.6 or less"),
-        (2.0, "?timeout=0.5", Level.WARNING, "a master that stands still"),
-        (5.0, "?timeout=soon", Level.PROBLEM, "may take 5 s: one renewal"),
-        (7200.0, "", Level.WARNING, "after the death of a machine"),
-    ]:
-        found = configuration.judge_ttl(ttl, f"redis://localhost/0{options}")
-        assert levels([found]) == [level], (ttl, options)
-        assert text in str(found), (ttl, options)
-
-
-def test_a_default_timeout_of_0() -> None:
-    assert levels([configuration.judge_timeout(3600, 0)]) == [Level.OK]
-    assert levels([configuration.judge_timeout(0, 60)]) == [Level.OK]
-    assert levels([found := configuration.judge_timeout(0, 0)]) == [Level.WARNING]
-    assert "for ever" in str(found)
-
-
-def test_budgets_that_contradict() -> None:
-    for flags, expected, text in [
-        ({}, Level.OK, "as many attempts as a job or its handler asks for, or one"),
-        ({"retry": "exponential"}, Level.OK, "attempts at most: 25, also of a job that asks for none"),
-        ({"retry": "fixed base=5s attempts=3"}, Level.OK, "attempts at most: 3,"),
-        ({"retry": "none attempts=5"}, Level.WARNING, "an outage of a second uses them all up"),
-        ({"retry": "none attempts=1"}, Level.OK, "attempts at most: 1,"),
-        ({"retry": "exponential attempts=1"}, Level.PROBLEM, "no job is ever tried again"),
-        ({"retry": "exponential base=5s"}, Level.OK, "as many attempts as a job or its handler asks for, or one"),
-    ]:
-        found = configuration.judge_retries(settings(**flags).retry)
-        assert levels([found]) == [expected], flags
-        assert text in str(found), flags
-
-
-def test_no_limit_of_crashes() -> None:
-    assert levels([configuration.judge_crashes(5)]) == [Level.OK]
-    assert levels([found := configuration.judge_crashes(0)]) == [Level.WARNING]
-    assert "does so for ever" in str(found)
-
-
 def test_settings_that_do_not_fit_together() -> None:
     for flags, level, text in [
         ({}, Level.OK, "fit together"),
@@ -174,6 +125,62 @@ def test_settings_that_do_not_fit_together() -> None:
         found = list(configuration.judge_fit(settings(**flags)))
         assert levels(found) == [level], flags
         assert text in str(found[0]), flags
+
+
+def judged_ttl(ttl: float, options: str = "") -> Finding:
+    return configuration.judge_ttl(ttl, f"{NETWORK}{options}")
+
+
+def judged_retries(**flags: str) -> Finding:
+    return configuration.judge_retries(settings(**flags).retry)
+
+
+def test_one_fact_at_a_time() -> None:
+    memory = machine.judge_memory
+    for found, level, text in [
+        (judged_ttl(30.0), Level.OK, "ttl is 30 s"),
+        (judged_ttl(30.0, "?timeout=19"), Level.OK, "may take 19 s"),
+        (judged_ttl(30.0, "?dead_max=9&timeout=20"), Level.PROBLEM, "and their jobs run twice; set ttl to 60 or more"),
+        (judged_ttl(5.0), Level.PROBLEM, "a call to the broker may take 5 s"),
+        (judged_ttl(2.0), Level.PROBLEM, "set ttl to 15 or more, or ?timeout= in backend to 0.6 or less"),
+        (judged_ttl(2.0, "?timeout=0.5"), Level.WARNING, "a master that stands still"),
+        (judged_ttl(5.0, "?timeout=soon"), Level.PROBLEM, "may take 5 s: one renewal"),
+        (judged_ttl(7200.0), Level.WARNING, "after the death of a machine"),
+        (configuration.judge_timeout(3600, 0), Level.OK, ""),
+        (configuration.judge_timeout(0, 60), Level.OK, ""),
+        (configuration.judge_timeout(0, 0), Level.WARNING, "for ever"),
+        (judged_retries(), Level.OK, "as many attempts as a job or its handler asks for, or one"),
+        (judged_retries(retry="exponential"), Level.OK, "attempts at most: 25, also of a job that asks for none"),
+        (judged_retries(retry="fixed base=5s attempts=3"), Level.OK, "attempts at most: 3,"),
+        (judged_retries(retry="none attempts=5"), Level.WARNING, "an outage of a second uses them all up"),
+        (judged_retries(retry="none attempts=1"), Level.OK, "attempts at most: 1,"),
+        (judged_retries(retry="exponential attempts=1"), Level.PROBLEM, "no job is ever tried again"),
+        (judged_retries(retry="exponential base=5s"), Level.OK, "as many attempts as a job or its handler asks for"),
+        (configuration.judge_crashes(5), Level.OK, ""),
+        (configuration.judge_crashes(0), Level.WARNING, "does so for ever"),
+        (machine.judge_open_files(4, 65536), Level.OK, ""),
+        (machine.judge_open_files(4, None), Level.OK, ""),
+        (machine.judge_open_files(4, 256), Level.PROBLEM, ""),
+        (memory(4, 0, 8 * GIB), Level.OK, ""),
+        (memory(4, 0, 8 * GIB, "big"), Level.WARNING, ""),
+        (memory(4, GIB, 8 * GIB, "big"), Level.OK, ""),
+        (memory(4, GIB, 8 * GIB), Level.OK, ""),
+        (memory(9, GIB, 8 * GIB), Level.PROBLEM, ""),
+        (memory(9, GIB, 0), Level.NOTE, ""),
+        (machine.judge_clock(NOW), Level.OK, ""),
+        (machine.judge_clock(0.0), Level.PROBLEM, ""),
+        (machine.judge_clock(5e9), Level.PROBLEM, ""),
+        *((machine.judge_zone(zone), Level.OK, "") for zone in ("", "Europe/Zurich", ":Asia/Tokyo", "CET-1CEST")),
+        *((machine.judge_zone(zone), Level.WARNING, "") for zone in ("Europe/Zürich", "Mars/Olympus")),
+        (machine.judge_kernel(), Level.OK, ""),
+        *((broker.judge_skew(ahead, 0.0), Level.OK, "") for ahead in (None, 0.0, -0.9)),
+        *((broker.judge_skew(ahead, 0.0), Level.WARNING, "") for ahead in (1.5, -1.5)),
+        (broker.judge_skew(1.5, 0.6), Level.OK, ""),
+        (broker.judge_skew(6.0, 0.0), Level.PROBLEM, ""),
+        (broker.judge_skew(-3600.0, 1.0), Level.PROBLEM, ""),
+    ]:
+        assert levels([found]) == [level], found
+        assert text in str(found), found
 
 
 # --- who stops the pool -----------------------------------------------------------------------------------------------
@@ -266,31 +273,6 @@ def test_times_as_systemd_writes_them() -> None:
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-def test_the_machine() -> None:
-    for found, level in [
-        (machine.judge_open_files(4, 65536), Level.OK),
-        (machine.judge_open_files(4, None), Level.OK),
-        (machine.judge_open_files(4, 256), Level.PROBLEM),
-        (machine.judge_memory(4, 0, 8 * GIB), Level.OK),
-        (machine.judge_memory(4, 0, 8 * GIB, "big"), Level.WARNING),
-        (machine.judge_memory(4, GIB, 8 * GIB, "big"), Level.OK),
-        (machine.judge_memory(4, GIB, 8 * GIB), Level.OK),
-        (machine.judge_memory(9, GIB, 8 * GIB), Level.PROBLEM),
-        (machine.judge_memory(9, GIB, 0), Level.NOTE),
-        (machine.judge_clock(NOW), Level.OK),
-        (machine.judge_clock(0.0), Level.PROBLEM),
-        (machine.judge_clock(5e9), Level.PROBLEM),
-        (machine.judge_zone(""), Level.OK),
-        (machine.judge_zone("Europe/Zurich"), Level.OK),
-        (machine.judge_zone(":Asia/Tokyo"), Level.OK),
-        (machine.judge_zone("CET-1CEST"), Level.OK),
-        (machine.judge_zone("Europe/Zürich"), Level.WARNING),
-        (machine.judge_zone("Mars/Olympus"), Level.WARNING),
-        (machine.judge_kernel(), Level.OK),
-    ]:
-        assert levels([found]) == [level], found
-
-
 def test_a_kernel_without_pidfds_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise ConfigurationError("no pidfd")
@@ -370,20 +352,6 @@ def test_the_default_broker_is_asked_for_everything() -> None:
         *("sqlite.mode", "broker.clock"),
     ]
     assert found["broker"] is found["broker.clock"] is found["broker.fit"] is Level.OK
-
-
-def test_two_clocks() -> None:
-    for ahead, blur, level in [
-        (None, 0.0, Level.OK),
-        (0.0, 0.0, Level.OK),
-        (-0.9, 0.0, Level.OK),
-        (1.5, 0.0, Level.WARNING),
-        (-1.5, 0.0, Level.WARNING),
-        (1.5, 0.6, Level.OK),
-        (6.0, 0.0, Level.PROBLEM),
-        (-3600.0, 1.0, Level.PROBLEM),
-    ]:
-        assert levels([broker.judge_skew(ahead, blur)]) == [level], (ahead, blur)
 
 
 def test_the_clock_of_a_real_server_that_is_an_hour_ahead(tmp_path: Path) -> None:
