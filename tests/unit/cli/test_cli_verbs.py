@@ -114,6 +114,9 @@ def test_a_bad_line_is_named_and_says_what_is_enqueued_already(jobpool: Jobpool,
     assert "line 1201: " in result.stderr
     assert "(1,000 jobs before it are enqueued; their ids are printed above)" in result.stderr
     assert broker.stats("default").waiting == 1000
+    large = json.dumps("x" * 1_000_000)
+    result = jobpool("enqueue", "report", "--file", "-", input=f"{large}\n" * 6 + "{oops\n")
+    assert "(5 jobs before it are enqueued; " in result.stderr, "a round trip carries about 4 MiB"
 
 
 def test_what_needs_a_key_store_is_in_the_message(jobpool: Jobpool, broker: QueueBackend) -> None:
