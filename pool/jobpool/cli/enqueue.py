@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.handlers.registry import HandlerRegistry
 
-BATCH_JOBS = 1000
 SHOWN_HANDLERS = 10  # names in the sentence about an unknown one
 
 Fit = Callable[[JobDefinition], JobDefinition]
@@ -265,12 +264,13 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
 
 def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:
     """Enqueue in batches, all or none each; yields their ids. Say which options of the first the broker ignores."""
+    from jobpool.client.jobs import job_batches
+
     can, scheme = backend.capabilities, backend.scheme
     first = next(definitions, None)
     if first and first.priority != DEFAULT_PRIORITY and not can.priorities:
         note(f"{scheme}:// knows no priorities: the job waits for those before it")
     if first and first.identifier is not None and not can.keeps_records:
         note(f"{scheme}:// knows no ids: enqueued again, it is a second message")
-    jobs = chain([first] if first else [], definitions)
-    while batch := list(islice(jobs, BATCH_JOBS)):
+    for batch in job_batches(chain([first] if first else [], definitions)):
         yield backend.enqueue_many(batch)

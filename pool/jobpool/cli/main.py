@@ -129,16 +129,14 @@ class Verbs(click.Group):
             for point in entry_points(group=group):
                 self.add_command(point.load(), point.name)
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        completing = bool(extra.get("resilient_parsing"))
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        completing = ctx.resilient_parsing
         try:
             args = arrange(self, args, self.default, complete=completing)
         except click.UsageError:
             if not completing:
                 raise
-        return super().make_context(info_name, args, parent, **extra)
+        return super().parse_args(ctx, args)
 
 
 class Root(Verbs):

@@ -142,7 +142,7 @@ class Jobs:
             )
         else:
             send = partial(self.backend.enqueue_in, connection)
-        return [JobHandle(ident, self) for batch in _batches(jobs) for ident in send(batch)]
+        return [JobHandle(ident, self) for batch in job_batches(jobs) for ident in send(batch)]
 
     async def aenqueue(self, job: JobDefinition | JobBuilder | str, /, payload: Any = None) -> JobHandle:
         """Enqueue one job and leave the event loop free meanwhile; return its id.
@@ -161,7 +161,7 @@ class Jobs:
         `jobs` is read in the event loop's thread, a batch at a time. A cancellation leaves out the batches to come.
         """
         ids: list[str] = []
-        for batch in _batches(jobs):
+        for batch in job_batches(jobs):
             ids += await producer.on_thread(partial(self.enqueue_many, batch))
         return ids
 
@@ -445,7 +445,8 @@ def _ids(idents: Iterable[str]) -> list[str]:
     return [check_text(ident, "id") for ident in ([idents] if is_one else idents)]
 
 
-def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:
+def job_batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:
+    """Yield the jobs in the parts that go in one round trip each: `BATCH` of them, or about `BATCH_BYTES`."""
     batch, room = list[JobDefinition](), BATCH_BYTES
     for definition in map(definition_of, jobs):
         batch.append(definition)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from calling import Jobpool
 from click.testing import CliRunner, Result
 
 from jobpool.broker.backend import QueueBackend
@@ -46,11 +47,26 @@ def modules_as_before(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def jobpool() -> Callable[..., Result]:
+def jobpool() -> Jobpool:
     """Call the command line in this process: `jobpool("stats", "--json")`."""
 
     def call(*words: str, input: str | None = None) -> Result:
         return CliRunner().invoke(cli, list(words), input=input)
+
+    return call
+
+
+@pytest.fixture
+def ask(jobpool: Jobpool, configuration: str, tmp_path: Path) -> Jobpool:
+    """Call a verb in a directory with this configuration: it ends with `code`, and never with a traceback."""
+    (tmp_path / "jobpool.toml").write_text(configuration)
+
+    def call(*words: str, code: int = 0) -> Result:
+        result = jobpool(*words)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        assert "unexpected" not in result.stderr
+        return result
 
     return call
 

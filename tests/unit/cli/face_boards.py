@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile, register, this_pool
 
@@ -26,17 +27,17 @@ WELL: dict[str, Any] = {
 }
 
 
-def a_pool(directory: Path, name: str = "main", since: float = 1.0) -> PoolFile:
+def header(**changes: Any) -> HeaderView:
+    """The header of a pool that is well, but for these changes."""
+    with Scoreboard.create(None, 1) as board:
+        board.header.write(**(WELL | changes))
+        return board.header.read()
+
+
+def a_pool(directory: Path, name: str = "main", since: float = 1.0, backend: str = "sqlite:///x.db") -> PoolFile:
     """The note of a pool that this very process plays."""
-    return this_pool(
-        name=name,
-        version="0.1.0",
-        queues=("reports",),
-        workers=2,
-        backend="sqlite:///x.db",
-        directory=directory,
-        since=since,
-    )
+    about = {"version": "0.1.0", "queues": ("reports",), "workers": 2, "since": since}
+    return this_pool(name=name, backend=backend, directory=directory, **about)
 
 
 def publish(directory: Path, name: str = "main", slots: int = 3, **header: Any) -> tuple[PoolFile, Scoreboard]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 from support.jobs import a_job, numbered
 from support.servers import fresh_name, shared_beanstalk
-from support.servers.ports import free_port
 from support.waiting import wait_until
 
 from jobpool.broker import control
@@ -19,8 +18,6 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import MessageFilter, Verb
-
-Ask = Callable[..., Result]
 
 
 @pytest.fixture
@@ -36,16 +33,8 @@ def broker(url: str) -> Iterator[QueueBackend]:
 
 
 @pytest.fixture
-def ask(jobpool: Ask, url: str, tmp_path: Path) -> Ask:
-    (tmp_path / "jobpool.toml").write_text(f'backend = "{url}"\n')
-
-    def call(*words: str, code: int = 0) -> Result:
-        result = jobpool(*words)
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.output
-        return result
-
-    return call
+def configuration(url: str) -> str:
+    return f'backend = "{url}"\n'
 
 
 def bury(broker: QueueBackend, queue: str) -> str:
@@ -54,7 +43,9 @@ def bury(broker: QueueBackend, queue: str) -> str:
     return lease.id
 
 
-def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(ask: Ask, broker: QueueBackend) -> None:
+def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(
+    ask: Jobpool, broker: QueueBackend
+) -> None:
     for _ in range(3):
         ask("enqueue", "report", "customer=7", "-Q", "reports")
     ask("enqueue", "report", "--delay", "1h", "-Q", "mails")
@@ -75,7 +66,9 @@ def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(
     assert broker.stats("reports").waiting == 3
 
 
-def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(ask: Ask, broker: QueueBackend, url: str) -> None:
+def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
+    ask: Jobpool, broker: QueueBackend, url: str
+) -> None:
     broker.enqueue_many([a_job(identifier=ident, payload={"about": "order-7"}) for ident in ("order-7", "order-8")])
     for lease in broker.fetch_many("reports", limit=2):
         assert broker.abandon(lease, "failed")
@@ -96,21 +89,8 @@ def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(ask: Ask, b
     assert "put a text of several in quotes" in ask("dead", "list", "disk", "full").stderr
 
 
-def test_whole_queues_are_purged_and_no_part_of_what_waits(ask: Ask, broker: QueueBackend) -> None:
-    for queue in ("reports", "reports", "mails"):
-        ask("enqueue", "report", "-Q", queue)
-    bury(broker, "reports")
-    assert "leave all terms but queue: and state: out" in ask("purge", "handler:report", "--yes", code=1).stderr
-    told = ask("purge", "-Q", "reports", "--dry-run").stdout
-    assert told == "would purge 2 messages:\n  reports: 1 waiting, 0 delayed, 1 dead\n"
-    assert ask("purge", "-Q", "reports", "--yes").stdout == "2 messages purged\n"
-    assert ask("purge", "--all", "--yes").stdout == "1 message purged\n"
-    assert (broker.stats("reports").dead, broker.stats("mails").waiting) == (0, 0)
-    assert "no message matches" in ask("purge", "--all", "--yes").stderr
-
-
 def test_nothing_is_changed_in_a_tube_of_another_program_without_its_name(
-    ask: Ask, broker: QueueBackend, url: str
+    ask: Jobpool, broker: QueueBackend, url: str
 ) -> None:
     broker.enqueue_many([a_job(1), a_job(2), a_job(3, queue="held")])
     assert broker.fetch("held")
@@ -130,17 +110,7 @@ def test_nothing_is_changed_in_a_tube_of_another_program_without_its_name(
     assert ask("purge", "--all", "--dry-run").stdout == told
 
 
-def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:
-    assert "by itself" in ask("reap", "reports").stderr
-    assert "has no claims (Capabilities.key_store)" in ask("claim", "list", code=1).stderr
-    assert "(Capabilities.key_store)" in ask("history", "--rollup", code=1).stderr
-    assert "leave unique out, or choose a backend" in ask("enqueue", "report", "--unique", code=1).stderr
-    keyed = ask("enqueue", "report", "--unique", "--idempotency-key", "k", code=1)
-    assert "leave unique and idempotency_key out" in keyed.stderr
-    assert "knows no ids" in ask("enqueue", "report", "--id", "mine").stderr
-
-
-def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: Ask, broker: QueueBackend) -> None:
+def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: Jobpool, broker: QueueBackend) -> None:
     dead, waiting = broker.enqueue_many(numbered(2))
     assert bury(broker, "reports") == dead
     told = ask("status", waiting, dead, code=1)
@@ -175,20 +145,3 @@ def test_a_cancel_by_a_lent_store_is_for_jobs_enqueued_before_it_and_knows_dead_
         [again] = backend.fetch_many("reports", limit=1)
         assert backend.abandon(again, "failed")
         assert (cancel(), control.read(backend).cancels) == (Cancel.DEAD, {})
-
-
-def test_the_doctor_looks_at_it(ask: Ask) -> None:
-    findings = json.loads(ask("doctor", "--json", "--rate-limit", "reports=5", code=1).stdout)["findings"]
-    found = {row["check"]: row["level"] for row in findings}
-    assert found["broker"] == "ok"
-    told = [row["found"] for row in findings if row["check"] == "broker.fit"]
-    assert any("limits of concurrency and rate need a broker that keeps keys" in text for text in told)
-
-
-@pytest.mark.parametrize("words", [["stats"], ["enqueue", "report"], ["dead", "list"], ["purge", "--all", "--yes"]])
-def test_a_server_that_is_not_there_is_one_sentence(jobpool: Ask, words: list[str]) -> None:
-    port = free_port()
-    result = jobpool("-b", f"beanstalk://127.0.0.1:{port}", *words)
-    assert result.exit_code == 1
-    assert f"127.0.0.1:{port}" in result.stderr
-    assert len(result.stderr.splitlines()) == 1

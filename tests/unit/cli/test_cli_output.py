@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, fit, plural
+from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, fit
 
 COLUMNS = columns("ID, HANDLER~, WHY~")
 
@@ -48,8 +48,3 @@ def test_the_first_are_shown_before_the_last_are_read(capsys: pytest.CaptureFixt
         assert json.loads(shown + last) == [*range(BLOCK_ROWS + 1), 10**20]
     else:
         assert last.split() == [str(BLOCK_ROWS), f"{10**20}"]
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 jobs"), (1, "1 job"), (2000, "2,000 jobs")])
-def test_plural(count: int, text: str) -> None:
-    assert plural(count, "job") == text

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from face_boards import NOW, publish
+from face_boards import NOW, header, publish
 from face_boards import a_pool as a_note
 from support.waiting import wait_until
 
@@ -18,8 +17,7 @@ from jobpool.cli import progress
 from jobpool.cli.progress import bar, done, expected, live_summary, logged_summary, progress_bar, summary
 from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import AccessRefused, ConfigurationError
-from jobpool.ipc.board_layout import HeaderView, QueueDepth
-from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.ipc.board_layout import QueueDepth
 from jobpool.ops.top import Watcher
 from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler, fields_of
@@ -28,12 +26,6 @@ from jobpool.telemetry.logs import LineHandler, fields_of
 def a_pool(tmp_path: Path, *apps: str) -> Settings:
     url = f"sqlite:///{tmp_path}/jobpool.db"
     return Settings(queues=(("default", 1.0),), backend=url, apps=apps, sys_path=(str(tmp_path),))
-
-
-def header(**fields: Any) -> HeaderView:
-    with Scoreboard.create(None, 1) as board:
-        board.header.write(**fields)
-        return board.header.read()
 
 
 def test_modules_and_files_of_apps_are_found_beside_the_configuration(tmp_path: Path) -> None:

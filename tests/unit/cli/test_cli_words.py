@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from calling import Jobpool
 from click.shell_completion import BashComplete
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from jobpool.cli.main import Verbs, _verb, arrange, cli, explained, walk
 from jobpool.settings import KEYS, SETTINGS, load
 
-Jobpool = Callable[..., Result]
 VERBS_OF_CLI = cli.list_commands(click.Context(cli))
 
 
@@ -44,22 +44,6 @@ def test_words_find_their_verb() -> None:
         ("--no-such list", "run --no-such list"),
     ]:
         assert arrange(cli, words.split(), "run") == arranged.split(), words  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("sttas", "did you mean 'stats'?"),
-        ("pruge", "did you mean 'purge'?"),
-        ("pauze", "did you mean 'pause'?"),  # and not purge
-        ("prge", "did you mean 'purge'?"),
-        ("zzzzzz", "the verbs are cancel, claim, cron, dead, doctor, edit, enqueue"),
-    ],
-)
-def test_an_unknown_verb_names_the_nearest_or_all(jobpool: Jobpool, word: str, hint: str) -> None:
-    result = jobpool(word)
-    assert result.exit_code == 2
-    assert f"jobpool: {word!r} is not a verb of jobpool; {hint}" in result.stderr
 
 
 def test_no_option_takes_a_value_in_one_verb_and_none_in_another() -> None:
@@ -147,20 +131,11 @@ def test_completion() -> None:
 def test_the_words_of_a_pool_load_no_other_verb_and_do_not_look_through_what_is_installed() -> None:
     program = (
         "import sys\nfrom jobpool.cli.main import arrange, cli\n"
+        "heavy = {'rich', 'sqlite3', 'psutil', 'orjson'} & set(sys.modules)\n"
         "assert arrange(cli, ['-w', '4'], 'run') == arrange(cli, ['-w', '4', 'run'], 'run')\n"
         "verbs = {name for name in sys.modules if name.startswith('jobpool.cli.')}\n"
         "other = {f'jobpool.cli.{name}' for name in ('bulk', 'claims', 'cron', 'enqueue', 'messages', 'top')}\n"
-        "sys.exit(', '.join(sorted(other & verbs | {'importlib.metadata'} & set(sys.modules))) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_help_and_completion_load_neither_settings_nor_tables_nor_a_broker() -> None:
-    program = (
-        "import sys, jobpool.cli.main\n"
-        "heavy = {'rich', 'sqlite3', 'psutil', 'orjson'} & set(sys.modules)\n"
-        "sys.exit(', '.join(sorted(heavy)) or 0)"
+        "sys.exit(', '.join(sorted(heavy | other & verbs | {'importlib.metadata'} & set(sys.modules))) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -170,23 +145,6 @@ def _options() -> Iterator[click.Option]:
     assert isinstance(cli, Verbs)
     for command in walk(cli):
         yield from (param for param in command.params if isinstance(param, click.Option))
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ("enqueue resize --name monthly", "`jobpool enqueue` has no use for --name"),
-        ("enqueue resize --name monthly", "Did you mean '--job-name'?"),
-        ("message pop mail -n 2", "Did you mean '--limit'?"),
-        ("list -n 1", "Did you mean '--limit'?"),
-        ("cron next -n 1", "Did you mean '--limit'?"),
-        ("top -b memory://", "has no use for -b (elsewhere: URL of the broker"),
-    ],
-)
-def test_an_option_of_the_pool_that_a_verb_has_no_use_for_is_refused(jobpool: Jobpool, words: str, hint: str) -> None:
-    refused = jobpool(*words.split())
-    assert refused.exit_code == 2
-    assert hint in refused.stderr
 
 
 def test_settings_that_a_verb_has_no_use_for_may_be_set_elsewhere(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 from support.jobs import a_job, numbered
 from support.modest import Modest
 
@@ -19,11 +18,12 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Edited, MessageFilter, NewBatch, State
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
-from jobpool.message.results import keep
-from jobpool.message.settlement import Ack
 from jobpool_backends.memory import MemoryBackend
 
-Jobpool = Callable[..., Result]
+
+def tell_of_a_pool(broker: QueueBackend) -> None:
+    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["mails"], "lease_margin": None}
+    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
 
 
 def test_a_pause_shows_in_stats_and_doctor_until_it_is_resumed(jobpool: Jobpool, broker: QueueBackend) -> None:
@@ -60,8 +60,7 @@ def test_a_pause_of_a_queue_that_nobody_knows_is_remarked(jobpool: Jobpool, brok
     assert (result.exit_code, result.stdout) == (0, "reprots is paused\n")
     assert result.stderr == "queue 'reprots' holds no message, and no pool serves it\n"
     broker.enqueue(a_job())
-    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["mails"], "lease_margin": None}
-    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    tell_of_a_pool(broker)
     result = jobpool("pause", "reprots", "sweeps", "reports", "mails")
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
     assert result.stderr.splitlines() == [
@@ -103,10 +102,9 @@ def test_a_state_is_for_brokers_without_keys_and_has_some_itself(tmp_path: Path)
 
 def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBackend) -> None:
     assert "no pool has a record" in jobpool("pools").stderr
-    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["a", "b"], "lease_margin": None}
-    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    tell_of_a_pool(broker)
     [pool] = json.loads(jobpool("pools", "--json").stdout)
-    assert (pool["id"], pool["host"], pool["queues"], pool["silent"]) == ("0a1b", "far", ["a", "b"], False)
+    assert (pool["id"], pool["host"], pool["queues"], pool["silent"]) == ("0a1b", "far", ["mails"], False)
     assert "0a1b  night  far" in jobpool("pools", "list").stdout
     assert jobpool("pools", "drain", "0a1b").stdout == "0a1b is asked to drain\n"
     assert control.read(broker).drained == {"0a1b"}
@@ -123,8 +121,7 @@ def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBac
 def test_a_silent_pool_may_never_read_that_it_is_asked_to_drain(
     jobpool: Jobpool, broker: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["a"], "lease_margin": None}
-    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    tell_of_a_pool(broker)
     monkeypatch.setattr(control, "SILENT_AFTER_S", -1.0)
     result = jobpool("pools", "drain", "0a1b")
     assert (result.exit_code, result.stdout) == (5, "0a1b is asked to drain\n")
@@ -250,29 +247,6 @@ def test_edit_by_a_filter_asks_first_and_leaves_what_does_not_match(jobpool: Job
     assert (result.exit_code, "id:nobody" not in result.stdout) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("queue:reports",),
-        ("--now",),
-        ("queue:reports", "--now", "--at", "2h"),
-        ("queue:reports", "--at", "tomorrow"),
-        ("queue:reports", "--at", "2026-07-01T08:00", "--yes"),
-        ("queue:reports", "--priority", "256"),
-        ("queue:reports", "--move", "no such name!", "--yes"),
-        ("state:dead", "--now"),
-        ("state:leased", "--now"),
-        ("--all", "queue:reports", "--now"),
-    ],
-)
-def test_an_edit_that_says_nothing_clear_is_wrong_usage(
-    jobpool: Jobpool, broker: QueueBackend, words: tuple[str, ...]
-) -> None:
-    broker.enqueue_many(numbered(1))
-    assert jobpool("edit", *words).exit_code == 2
-    assert broker.stats("reports").waiting == 1
-
-
 @pytest.mark.parametrize("verb", [("cancel",), ("edit", "--now"), ("purge",), ("dead", "retry")])
 def test_a_lone_word_is_an_id_and_an_empty_one_is_nothing(
     jobpool: Jobpool, broker: QueueBackend, verb: tuple[str, ...]
@@ -288,14 +262,6 @@ def test_a_lone_word_is_an_id_and_an_empty_one_is_nothing(
     assert jobpool(*verb, "queue:nothing", "--yes").exit_code == 0
 
 
-def test_a_done_job_whose_result_is_kept_has_ended(jobpool: Jobpool, broker: QueueBackend) -> None:
-    ident = broker.enqueue(a_job())
-    [lease] = broker.fetch_many("reports", limit=1)
-    assert broker.settle_many([(lease, Ack(result=keep("7", 60.0, lease, broker.clock.wall())))])[0]
-    result = jobpool("edit", ident, "--now")
-    assert (result.stdout, result.exit_code) == (f"{ident}  ended\n", 4)
-
-
 def test_jobs_edit_by_id_and_by_filter(broker: QueueBackend) -> None:
     with Jobs(backend=broker) as jobs:
         first, *_ = broker.enqueue_many(numbered(3))
@@ -306,12 +272,3 @@ def test_jobs_edit_by_id_and_by_filter(broker: QueueBackend) -> None:
         assert jobs.edit_matching(MessageFilter(queue="mails"), at=0) == {Edited.UNCHANGED: 3}
         with pytest.raises(InvalidJob):
             jobs.edit(first)
-
-
-def test_an_edit_where_nothing_is_changed_in_place_is_refused() -> None:
-    with (
-        closing(Modest()) as backend,
-        Jobs(backend=backend) as jobs,
-        pytest.raises(Unsupported, match="changes no job that waits"),
-    ):
-        jobs.edit("0" * 16, at=0)

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from calling import Jobpool
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.records import SPACE, Record
 from jobpool.handlers.registry import DEFAULT
-
-Jobpool = Callable[..., Result]
 
 APP = """
 import jobpool

@@ -3,18 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from face_boards import NOW, WELL, a_pool, publish
+from face_boards import NOW, a_pool, header, publish
 
-from jobpool.ipc.board_layout import HeaderView
-from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.health import examine, look
 from jobpool.telemetry.metrics.pages import BROKER_REFUSES, BROKER_SILENT
-
-
-def header(**changes: Any) -> HeaderView:
-    with Scoreboard.create(None, 1) as board:
-        board.header.write(**(WELL | changes))
-        return board.header.read()
 
 
 def failing(tmp_path: Path, **changes: Any) -> list[tuple[str, str]]:

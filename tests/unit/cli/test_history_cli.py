@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.masking import Masker
@@ -17,8 +16,6 @@ from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram
 from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
-
-Jobpool = Callable[..., Result]
 
 
 def a_line(number: int, status: str = "acked", name: str = "monthly", **fields: object) -> tuple[str, bytes]:
@@ -85,13 +82,6 @@ def test_without_a_name_the_names_are_listed(jobpool: Jobpool, recorded: str) ->
     assert json.loads(jobpool("history", recorded, "--json").stdout) == ["monthly", "other"]
 
 
-def test_nothing_found_is_said_and_is_no_failure(jobpool: Jobpool, recorded: str) -> None:
-    result = jobpool("history", "nobody", recorded)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "no such attempt of 'nobody'" in result.stderr
-    assert json.loads(jobpool("history", "nobody", recorded, "--json").stdout) == []
-
-
 def test_the_table_is_read_from_the_broker(jobpool: Jobpool, broker: QueueBackend) -> None:
     HistoryTable(broker.keys, 100).append([a_line(1), a_line(2)])
     assert [row["id"] for row in json.loads(jobpool("history", "monthly", "--history", "table", "--json").stdout)] == [
@@ -103,28 +93,6 @@ def test_the_setting_names_the_place_too(jobpool: Jobpool, tmp_path: Path) -> No
     HistoryFile(tmp_path / "h", 9).append([a_line(1)])
     (tmp_path / "jobpool.toml").write_text('history = "file:h"\n')
     assert "id1" in jobpool("history", "monthly").stdout
-
-
-def test_bad_input_is_one_sentence(jobpool: Jobpool) -> None:
-    for words, sentence in [
-        (("x",), "history is off: set history"),
-        (("x", "--history", "nowhere"), "'off', 'table' or 'file:PATH'"),
-        (("x", "--limit", "0"), "--limit"),
-        (("x", "--rollup"), "use --handler, not a name"),
-        (("--rollup", "--since", "soon"), "--since"),
-        (("--rollup", "--by", "year"), "--by"),
-        (("--rollup", "--limit", "3"), "--limit is not for --rollup"),
-        (("--rollup", "--history", "table"), "--history is not for --rollup"),
-        (("x", "--handler", "report"), "--handler needs --rollup"),
-        (("x", "--since", "1h"), "--since needs --rollup"),
-        (("--limit", "20"), "--limit needs a NAME"),
-        (("-Q", "reports"), "-Q needs a NAME"),
-    ]:
-        assert jobpool("init", "--broker-only").exit_code == 0, words
-        result = jobpool("history", *words)
-        assert result.exit_code == 2, words
-        assert sentence in result.stderr, words
-        assert "Traceback" not in result.stderr, words
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------

@@ -17,22 +17,15 @@ from support.waiting import wait_until
 
 from jobpool.telemetry.logs import JOB_LOG, MAX_UNWRITTEN_BYTES, LineHandler, RateLimit, configure, fields_of
 
+log = logging.getLogger("jobpool")
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-@pytest.fixture
-def log() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("jobpool")
-    before = (list(logger.handlers), logger.level, logger.propagate)
-    yield logger
-    logger.handlers[:], logger.level, logger.propagate = before
-    logger.setLevel(before[1])
-
-
-def test_a_text_line_is_time_level_event_and_fields(log: logging.Logger) -> None:
+def test_a_text_line_is_time_level_event_and_fields() -> None:
     stream = io.StringIO()
     configure("info", stream=stream)
     log.warning("child died", extra={"slot": 3, "cause": "SIGSEGV", "seconds": 0.123456789})
@@ -40,7 +33,7 @@ def test_a_text_line_is_time_level_event_and_fields(log: logging.Logger) -> None
     assert stream.getvalue().count(":") == 2
 
 
-def test_fields_keep_a_record_on_one_line(log: logging.Logger) -> None:
+def test_fields_keep_a_record_on_one_line() -> None:
     stream = io.StringIO()
     configure(stream=stream)
     log.info(
@@ -50,7 +43,7 @@ def test_fields_keep_a_record_on_one_line(log: logging.Logger) -> None:
     assert r'name="a b" error="line 1\nline \"2\"" empty="" queues=a,b' in stream.getvalue()
 
 
-def test_a_stack_stands_below_its_line(log: logging.Logger) -> None:
+def test_a_stack_stands_below_its_line() -> None:
     stream = io.StringIO()
     configure(stream=stream)
     log.warning("stack of a child", extra={"fields": {"stack": "Current thread:\n  File \x1b\n", "pid": 7}})
@@ -61,7 +54,7 @@ def test_a_stack_stands_below_its_line(log: logging.Logger) -> None:
     assert last.endswith(' stack="in a,in b"')
 
 
-def test_json_lines_hold_the_same(log: logging.Logger) -> None:
+def test_json_lines_hold_the_same() -> None:
     stream = io.StringIO()
     configure("debug", "json", stream)
     log.debug("job acked", extra={"fields": {"id": "ab", "name": "x", "level": "mine"}, "slot": 2})
@@ -71,7 +64,7 @@ def test_json_lines_hold_the_same(log: logging.Logger) -> None:
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_an_exception_is_written_with_its_traceback(log: logging.Logger, style: str) -> None:
+def test_an_exception_is_written_with_its_traceback(style: str) -> None:
     stream = io.StringIO()
     configure("info", style, stream)
     try:
@@ -82,9 +75,7 @@ def test_an_exception_is_written_with_its_traceback(log: logging.Logger, style: 
     assert "ValueError: oh" in stream.getvalue()
 
 
-def test_colours_only_on_a_terminal_and_never_with_no_color(
-    log: logging.Logger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colours_only_on_a_terminal_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for stream, no_color, coloured in ((Terminal(), "", True), (Terminal(), "1", False), (io.StringIO(), "", False)):
@@ -94,14 +85,14 @@ def test_colours_only_on_a_terminal_and_never_with_no_color(
         assert ("\x1b[" in stream.getvalue()) is coloured
 
 
-def test_below_the_level_nothing_is_written(log: logging.Logger) -> None:
+def test_below_the_level_nothing_is_written() -> None:
     stream = io.StringIO()
     configure("warning", stream=stream)
     log.info("x")
     assert stream.getvalue() == ""
 
 
-def test_configuring_twice_does_not_write_twice(log: logging.Logger) -> None:
+def test_configuring_twice_does_not_write_twice() -> None:
     configure(stream=io.StringIO())
     stream = io.StringIO()
     configure(stream=stream)
@@ -146,7 +137,7 @@ def pipe() -> Iterator[tuple[TextIO, TextIO]]:
 
 
 def test_a_reader_that_stands_still_keeps_no_caller_waiting_and_hears_how_many_lines_it_missed(
-    log: logging.Logger, pipe: tuple[TextIO, TextIO]
+    pipe: tuple[TextIO, TextIO],
 ) -> None:
     here, there = pipe
     configure("info", "json", there).write_in_background()
@@ -169,7 +160,7 @@ def test_a_reader_that_stands_still_keeps_no_caller_waiting_and_hears_how_many_l
     assert next(lines)["event"] == "again"
 
 
-def test_what_is_left_is_written_at_the_end(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:
+def test_what_is_left_is_written_at_the_end(pipe: tuple[TextIO, TextIO]) -> None:
     here, there = pipe
     handler = configure(stream=there)
     log.info("first")
@@ -181,7 +172,7 @@ def test_what_is_left_is_written_at_the_end(log: logging.Logger, pipe: tuple[Tex
     assert [line.split()[-1] for line in here.read().splitlines()] == ["first", *map(str, range(100))]
 
 
-def test_what_the_descriptor_refuses_is_counted_and_told_once_it_takes_more(log: logging.Logger) -> None:
+def test_what_the_descriptor_refuses_is_counted_and_told_once_it_takes_more() -> None:
     reading, writing = os.pipe()
     full = os.open("/dev/full", os.O_WRONLY)
     with os.fdopen(reading) as here, os.fdopen(os.dup(full), "w") as there:
@@ -201,7 +192,7 @@ def test_what_the_descriptor_refuses_is_counted_and_told_once_it_takes_more(log:
 
 
 def test_after_a_line_that_a_full_disk_cut_short_the_next_begins_anew(
-    log: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, write = tmp_path / "log", os.write
     room = [100]
@@ -229,7 +220,7 @@ def test_after_a_line_that_a_full_disk_cut_short_the_next_begins_anew(
     assert [json.loads(line)["event"][:9] for line in lines] == ["whole", "log lines"]
 
 
-def test_a_fork_writes_by_itself(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:
+def test_a_fork_writes_by_itself(pipe: tuple[TextIO, TextIO]) -> None:
     here, there = pipe
     configure(stream=there).write_in_background()
     pid = os.fork()
@@ -240,7 +231,7 @@ def test_a_fork_writes_by_itself(log: logging.Logger, pipe: tuple[TextIO, TextIO
     assert here.readline().endswith("from the fork\n")
 
 
-def test_a_stream_without_a_descriptor_stays_as_it_is(log: logging.Logger) -> None:
+def test_a_stream_without_a_descriptor_stays_as_it_is() -> None:
     stream = io.StringIO()
     handler = configure(stream=stream)
     handler.write_in_background()
@@ -249,7 +240,6 @@ def test_a_stream_without_a_descriptor_stays_as_it_is(log: logging.Logger) -> No
     assert stream.getvalue().endswith("at once\n")
 
 
-@pytest.mark.usefixtures("log")
 def test_a_handlers_line_begins_with_its_job_and_cannot_steer_or_forge() -> None:
     stream = io.StringIO()
     configure(stream=stream)
@@ -262,7 +252,7 @@ def test_a_handlers_line_begins_with_its_job_and_cannot_steer_or_forge() -> None
     assert third.endswith(" INFO     slot 3: late")
 
 
-def test_the_close_sums_up_what_was_thinned_out(log: logging.Logger) -> None:
+def test_the_close_sums_up_what_was_thinned_out() -> None:
     stream = io.StringIO()
     handler = configure("info", "json", stream)
     for _ in range(12):
@@ -288,7 +278,7 @@ def test_a_status_is_cut_to_the_terminal_and_can_be_wiped(columns: int, room: in
     assert shown == b"\r\x1b[K" + b"x" * room + b"\r\x1b[K"
 
 
-def test_handlers_lines_leave_room_for_the_pools_own(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:
+def test_handlers_lines_leave_room_for_the_pools_own(pipe: tuple[TextIO, TextIO]) -> None:
     here, there = pipe
     configure("info", "json", there).write_in_background()
     for _ in range(MAX_UNWRITTEN_BYTES // 1000 + 100):

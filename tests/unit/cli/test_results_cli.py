@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import pytest
-from click.testing import Result
+from calling import Jobpool
 from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import open_backend
 from jobpool.broker.values import NewBatch
 from jobpool.message.results import capped, keep
 from jobpool.message.settlement import Ack
-
-Jobpool = Callable[..., Result]
-
-
-@pytest.fixture
-def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueBackend]:
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    monkeypatch.setenv("JOBPOOL_BACKEND", url)
-    backend = open_backend(url)
-    yield backend
-    backend.close()
 
 
 def done(broker: QueueBackend, text: str = '{"pages": 7}') -> str:

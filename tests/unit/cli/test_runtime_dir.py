@@ -5,20 +5,18 @@ import fcntl
 import json
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from face_boards import a_pool
 from support.tables import row
 
 from jobpool.cli.run import _published
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.master.run import run_pool
 from jobpool.ops.runtime_dir import (
-    PoolFile,
     _choose,
     discover,
     note_path,
@@ -26,22 +24,9 @@ from jobpool.ops.runtime_dir import (
     rewrite,
     runtime_dir,
     serving,
-    this_pool,
     unregister,
 )
 from jobpool.settings import Settings
-
-
-def a_pool(directory: Path, name: str = "main", since: float = 1.0) -> PoolFile:
-    return this_pool(
-        name=name,
-        version="0.1.0",
-        queues=("reports", "mail"),
-        workers=4,
-        backend="redis://me:hush@localhost/0",
-        directory=directory,
-        since=since,
-    )
 
 
 def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
@@ -57,7 +42,7 @@ def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
 
 
 def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
-    register(tmp_path, pool := a_pool(tmp_path))
+    register(tmp_path, pool := a_pool(tmp_path, backend="redis://me:hush@localhost/0"))
     path = note_path(tmp_path, pool.name, pool.pid)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "hush" not in path.read_text()
@@ -103,43 +88,17 @@ def test_pools_of_one_broker_are_found_however_its_url_is_written(
         for url in others:
             assert serving(tmp_path, url) == [], url
         os.close(held)
-    made = this_pool(
-        name="a", version="1", queues=(), workers=1, since=1.0, backend="sqlite:///x.db", directory=tmp_path
-    )
-    assert made.backend == f"sqlite:///{tmp_path}/x.db", "its working directory is not everybody's"
-
-
-PLAYED = """
-import sys
-from pathlib import Path
-from jobpool.ops.runtime_dir import register, this_pool
-about = {"version": "1", "queues": (), "workers": 1, "since": 1.0, "backend": "memory://"}
-directory = Path(sys.argv[1])
-register(directory, this_pool(name="main", directory=directory, **about))
-print("registered", flush=True)
-input()
-"""
-
-
-def test_a_dead_pools_note_and_board_are_cleaned_up(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PLAYED, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        note_path(tmp_path, "main", process.pid).with_suffix(".board").write_bytes(b"")
-        assert [pool.pid for pool in discover(tmp_path)] == [process.pid]
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-        assert discover(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    assert a_pool(tmp_path).backend == f"sqlite:///{tmp_path}/x.db", "its working directory is not everybody's"
 
 
 def test_a_pool_lives_as_long_as_it_holds_its_note_whatever_its_pid_tells(tmp_path: Path) -> None:
     pool = replace(a_pool(tmp_path), pid=2**22 + 1)  # nobody's here: of another namespace, or hidden in /proc
     held = register(tmp_path, pool)
+    note_path(tmp_path, pool.name, pool.pid).with_suffix(".board").write_bytes(b"")
     assert discover(tmp_path) == [pool] == discover(tmp_path)
     os.close(held)
     assert discover(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [], "what a dead pool leaves is cleaned up"
     os.close(register(tmp_path, a_pool(tmp_path)))  # of this very process
     assert discover(tmp_path) == []
 

@@ -8,12 +8,11 @@ import logging
 import re
 import sqlite3
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.cli.output import columns, table
@@ -29,8 +28,6 @@ from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.logs import configure
 from jobpool.telemetry.metrics.pages import text_page
-
-Jobpool = Callable[..., Result]
 
 STEERING = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\b\u202etxt\u2066\u200e\u061c\u2028\u2029\u200b\ufeff\U000e0041"
 HOSTILE = f"[red]{STEERING}[link=http://x]\nstate  forged"

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from face_boards import NOW, WELL
+from face_boards import NOW, header
 
 from jobpool.cli.service_manager import COUNTS_EVERY_S, Manager, Report, take_manager
-from jobpool.ipc.board_layout import HeaderView
-from jobpool.ipc.scoreboard import Scoreboard
 
 STARTING: dict[str, Any] = {"ready": 0}
 HANGING = {"loop_at": NOW - 60}
@@ -22,21 +20,10 @@ DRAINING = {"draining": 1, "ready": 0}
 RELOADING = {"reloading": 1}
 
 
-@pytest.fixture
-def board(tmp_path: Path) -> Any:
-    with Scoreboard.create(str(tmp_path / "board"), 1) as board:
-        yield board
-
-
-def header(board: Scoreboard, **changes: Any) -> HeaderView:
-    board.header.write(**(WELL | {"reloading": 0, "draining": 0} | changes))
-    return board.header.read()
-
-
-def told(board: Scoreboard, *looks: dict[str, Any]) -> list[list[str]]:
+def told(*looks: dict[str, Any]) -> list[list[str]]:
     """The messages of each look, without the lines of status and of time."""
     report = Report()
-    messages = [report.next(header(board, **look), NOW) for look in looks]
+    messages = [report.next(header(**look), NOW) for look in looks]
     return [[line for line in lines if not line.startswith(("STATUS=", "MONOTONIC_"))] for lines in messages]
 
 
@@ -62,23 +49,23 @@ FED = "WATCHDOG=1"
         pytest.param([{}, DRAINING, DRAINING | HANGING], [], id="hangs at its stop"),
     ],
 )
-def test_messages(board: Scoreboard, looks: list[dict[str, Any]], last: list[str]) -> None:
-    assert told(board, *looks)[-1] == last
+def test_messages(looks: list[dict[str, Any]], last: list[str]) -> None:
+    assert told(*looks)[-1] == last
 
 
-def test_the_status_is_told_at_a_change_and_else_from_time_to_time(board: Scoreboard) -> None:
+def test_the_status_is_told_at_a_change_and_else_from_time_to_time() -> None:
     report = Report()
-    [_, first, *_] = report.next(header(board), NOW)
+    [_, first, *_] = report.next(header(), NOW)
     assert first == "STATUS=ready: 2 of 2 children ready; 0 waiting, 0 ended"
-    assert report.next(header(board, waiting=1200), NOW + 1) == [FED]
+    assert report.next(header(waiting=1200), NOW + 1) == [FED]
     later = NOW + COUNTS_EVERY_S
     alive = {"loop_at": later, "broker_ok_at": later}
-    assert report.next(header(board, waiting=1200, **alive), later)[0].endswith("; 1,200 waiting, 0 ended")
-    assert "STATUS=not ready: 0 of 2" in report.next(header(board, ready=0, **alive), later)[0]
+    assert report.next(header(waiting=1200, **alive), later)[0].endswith("; 1,200 waiting, 0 ended")
+    assert "STATUS=not ready: 0 of 2" in report.next(header(ready=0, **alive), later)[0]
 
 
-def test_a_trouble_of_several_lines_is_no_message_of_its_own(board: Scoreboard) -> None:
-    lines = Report().next(header(board, ready=0, problem="the app fails\nSTOPPING=1"), NOW)
+def test_a_trouble_of_several_lines_is_no_message_of_its_own() -> None:
+    lines = Report().next(header(ready=0, problem="the app fails\nSTOPPING=1"), NOW)
     assert any("the app fails" in line for line in lines)
     assert not any("\n" in line for line in lines)
 

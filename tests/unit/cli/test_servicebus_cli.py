@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from calling import Jobpool
 from servicebus_peer import PeerProcess
 
 from jobpool.broker import control
@@ -16,8 +16,6 @@ from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
 from jobpool.errors import Unsupported
 from jobpool.message.definition import JobDefinition
-
-Ask = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +28,11 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerProcess]
 
 
 @pytest.fixture
-def ask(jobpool: Ask, namespace: PeerProcess, tmp_path: Path) -> Ask:
-    (tmp_path / "jobpool.toml").write_text(f'backend = "{namespace.connection_string}"\nqueues = ["reports"]\n')
-
-    def call(*words: str, code: int = 0) -> Result:
-        result = jobpool(*words)
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.output
-        assert "SAS_KEY_VALUE" not in result.output
-        return result
-
-    return call
+def configuration(namespace: PeerProcess) -> str:
+    return f'backend = "{namespace.connection_string}"\nqueues = ["reports"]\n'
 
 
-def test_messages_are_found_in_the_queues_of_the_settings(ask: Ask) -> None:
+def test_messages_are_found_in_the_queues_of_the_settings(ask: Jobpool) -> None:
     ident = ask("enqueue", "report", "customer=7", "-Q", "reports").stdout.strip()
     counted = ask("stats", "--json")
     assert [(row["queue"], row["waiting"]) for row in json.loads(counted.stdout)] == [("reports", 1)]
@@ -54,7 +43,7 @@ def test_messages_are_found_in_the_queues_of_the_settings(ask: Ask) -> None:
 
 
 def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
-    ask: Ask, namespace: PeerProcess, tmp_path: Path
+    ask: Jobpool, namespace: PeerProcess, tmp_path: Path
 ) -> None:
     with closing(open_backend(namespace.connection_string)) as pool:
         about = {"about": "order-7"}
@@ -68,13 +57,6 @@ def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
         text = (tmp_path / "jobpool.toml").read_text()
         (tmp_path / "jobpool.toml").write_text(text.replace('queues = ["reports"]', ""))
     assert ask("dead", "purge", "order-7", "order-8", "-Q", "reports", "--yes").stdout == "2 messages purged\n"
-
-
-def test_a_queue_that_is_not_there_is_named_with_the_mend(ask: Ask) -> None:
-    for words in (["enqueue", "report", "-Q", "gone"], ["stats", "gone"]):
-        said = ask(*words, code=2).stderr
-        assert "gone" in said
-        assert "create" in said
 
 
 def test_a_job_that_another_client_holds_is_marked_for_its_pool(namespace: PeerProcess, tmp_path: Path) -> None:
@@ -93,7 +75,7 @@ def test_a_job_that_another_client_holds_is_marked_for_its_pool(namespace: PeerP
         assert control.cancel(other, [ident], wait=0.0) == {ident: Cancel.ALREADY}
 
 
-def test_a_status_looks_in_the_queues_of_the_settings_and_says_where_it_looked(ask: Ask, tmp_path: Path) -> None:
+def test_a_status_looks_in_the_queues_of_the_settings_and_says_where_it_looked(ask: Jobpool, tmp_path: Path) -> None:
     ident = ask("enqueue", "report", "-Q", "reports", "--delay", "1h").stdout.strip()
     assert "delayed" in ask("status", ident).stdout
     assert "or is in another queue" in ask("status", "0" * 16, code=1).stderr
@@ -106,14 +88,14 @@ def test_a_status_looks_in_the_queues_of_the_settings_and_says_where_it_looked(a
 
 
 def test_the_queue_of_the_connection_string_is_taken_where_no_setting_names_one(
-    ask: Ask, namespace: PeerProcess, tmp_path: Path
+    ask: Jobpool, namespace: PeerProcess, tmp_path: Path
 ) -> None:
     (tmp_path / "jobpool.toml").write_text(f'backend = "{namespace.connection_string};EntityPath=reports"\n')
     assert [row["queue"] for row in json.loads(ask("stats", "--json").stdout)] == ["reports"]
     ask("list")
 
 
-def test_no_queue_is_asked_for_that_nobody_uses(ask: Ask, tmp_path: Path, namespace: PeerProcess) -> None:
+def test_no_queue_is_asked_for_that_nobody_uses(ask: Jobpool, tmp_path: Path, namespace: PeerProcess) -> None:
     (tmp_path / "jobpool.toml").write_text(f'backend = "{namespace.connection_string}"\n')
     told = ask("doctor", code=1).output
     assert "no queue has been named yet" in told

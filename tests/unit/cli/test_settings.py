@@ -12,9 +12,13 @@ import pytest
 from support.tables import row
 
 from jobpool.broker.config_file import find_config, hidden_beside
+from jobpool.broker.values import ReapPolicy
 from jobpool.cli.main import cli
 from jobpool.errors import ConfigurationError
+from jobpool.master.run import limits_of
+from jobpool.master.serving import unserved_limits
 from jobpool.message.allowances import Allowances
+from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import KEYS, REMOVED, SETTINGS, Settings, load
 
@@ -26,10 +30,6 @@ def write(path: Path, text: str) -> Path:
 
 
 # --- where values come from ------------------------------------------------------------------------
-
-
-def test_without_any_file_the_database_lies_in_the_working_directory(tmp_path: Path) -> None:
-    assert load().backend == f"sqlite:///{tmp_path}/jobpool.db"
 
 
 def test_the_file_is_searched_upwards_and_the_database_lies_beside_it(
@@ -209,75 +209,94 @@ def test_what_kubernetes_sets_for_a_service_of_that_name_is_no_error(
     load()
 
 
-def test_a_port_that_kubernetes_does_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBPOOL_METRICS_PORT", "9100")
-    with pytest.raises(ConfigurationError, match="JOBPOOL_METRICS_PORT is not a setting any more"):
-        load()
-    monkeypatch.delenv("JOBPOOL_METRICS_PORT")
-    monkeypatch.setenv("JOBPOOL_PORT", "9100")
-    with pytest.raises(ConfigurationError, match="JOBPOOL_PORT is not a setting of jobpool"):
-        load()
-
-
 # --- forms -----------------------------------------------------------------------------------------
 
 
-def test_queues_are_written_in_several_ways(tmp_path: Path) -> None:
-    for written, queues in [
-        ('"reports"', (("reports", 1.0),)),
-        ('"reports=8,mail"', (("reports", 8.0), ("mail", 1.0))),
-        ('["reports=8", "mail=0.5"]', (("reports", 8.0), ("mail", 0.5))),
-        ("{ reports = 8, mail = 1 }", (("reports", 8.0), ("mail", 1.0))),
-        ('"3"', (("3", 1.0),)),
+def test_a_setting_is_read_from_every_form_in_which_it_may_be_written() -> None:
+    """From a text, as variables and flags give it, from texts of a repeated flag, and from the types of TOML."""
+    for key, written, value in [
+        ("queues", "reports", (("reports", 1.0),)),
+        ("queues", "reports=8, mail", (("reports", 8.0), ("mail", 1.0))),
+        ("queues", ["reports=8", "mail=0.5"], (("reports", 8.0), ("mail", 0.5))),
+        ("queues", {"reports": 8, "mail": 1}, (("reports", 8.0), ("mail", 1.0))),
+        ("queues", "3", (("3", 1.0),)),
+        ("apps", "a.b,c", ("a.b", "c")),
+        ("queue_handlers", "reports=render,mail;mail=", {"reports": ["render", "mail"], "mail": []}),
+        ("queue_handlers", ("q=a,b", "r=", "q=c"), {"q": ["a", "b", "c"], "r": []}),
+        ("queue_handlers", {"reports": ["render"], "mail": []}, {"reports": ["render"], "mail": []}),
+        ("concurrency_limits", "reports = 4, mail=2", {"reports": 4, "mail": 2}),
+        ("concurrency_per_key", ("reports=4", "mail=0"), {"reports": 4}),
+        ("rate_limits", {"reports": 600, "mail": 0}, {"reports": 600}),
+        ("result_ttl", ("reports=1h", "mails=90"), {"reports": 3600.0, "mails": 90.0}),
+        ("result_ttl", {"reports": 0}, {"reports": 0.0}),
+        ("idempotency_ttl", "3d", 259200.0),
+        ("memory_limit", "512M", 512 << 20),
+        ("recycle", "jobs=7", (7, 0, "suspect")),
+        ("recycle", "memory=1G failure=ALWAYS", (0, 1 << 30, "always")),
+        ("on_crash", None, ("forfeit", None)),
+        ("on_crash", "EXPIRE", ("expire", None)),
+        ("on_crash", "queue=careful", ("forfeit", "careful")),
+        ("on_crash", "expire queue=careful", ("expire", "careful")),
+        ("on_memory_limit_queue", "big", "big"),
+        ("dead_letter_queue", "failures", "failures"),
+        ("url_limits", "body=64K", (30.0, 65536)),
+        ("url_limits", "timeout=2m", (120.0, 1 << 20)),
+        ("metrics", 9100, ("127.0.0.1", 9100)),
+        ("metrics", "9100", ("127.0.0.1", 9100)),
+        ("metrics", ":9100", ("127.0.0.1", 9100)),
+        ("metrics", "0", ("127.0.0.1", 0)),
+        ("metrics", "0.0.0.0:9100", ("0.0.0.0", 9100)),
+        ("metrics", "[::1]:9100", ("::1", 9100)),
+        ("history", "OFF", (None, False, 100, ())),
+        ("history", "table keep=7 mask=iban,ssn", (None, True, 7, ("iban", "ssn"))),
+        ("history", "file:/var/log/my jobs.ndjson keep=7", (Path("/var/log/my jobs.ndjson"), False, 7, ())),
+        ("retry", "exponential", RetryPolicy("exponential", 0.2, 2.0, 5.0, 0.2, 25)),
+        ("retry", "exponential base=1s", RetryPolicy()),
+        ("retry", "Exponential base=1 max=1m", RetryPolicy("exponential", 1.0, 2.0, 60.0, 0.15, 0)),
+        ("retry", "exponential attempts=25", RetryPolicy("exponential", 1.0, 2.0, 300.0, 0.15, 25)),
+        ("retry", "exponential attempts=0 multiplier=3", RetryPolicy("exponential", 1.0, 3.0, 300.0, 0.15, 0)),
+        ("retry", "fixed attempts=3", RetryPolicy("fixed", 5.0, max_attempts=3)),
+        ("retry", "fixed base=300ms", RetryPolicy("fixed", 0.3)),
+        ("retry", "none", RetryPolicy("none")),
+        ("retry", "none attempts=2", RetryPolicy("none", max_attempts=2)),
     ]:
-        write(tmp_path / "jobpool.toml", f"queues = {written}\n")
-        assert load().queues == queues, written
-
-
-def test_queues_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBPOOL_QUEUES", "reports=8, mail")
-    monkeypatch.setenv("JOBPOOL_APPS", "a.b,c")
-    monkeypatch.setenv("JOBPOOL_QUEUE_HANDLERS", "reports=render,mail;mail=")
-    settings = load()
-    assert settings.queues == (("reports", 8.0), ("mail", 1.0))
-    assert settings.apps == ("a.b", "c")
-    assert settings.queue_handlers == {"reports": ["render", "mail"], "mail": []}
-
-
-def test_handlers_of_a_queue_that_is_named_twice_are_those_of_both() -> None:
-    assert load({"queue_handlers": ("q=a,b", "r=", "q=c")}).queue_handlers == {"q": ["a", "b", "c"], "r": []}
-
-
-def test_queue_handlers_in_the_file_are_a_table(tmp_path: Path) -> None:
-    write(tmp_path / "jobpool.toml", '[queue_handlers]\nreports = ["render"]\nmail = []\n')
-    assert load().queue_handlers == {"reports": ["render"], "mail": []}
-
-
-def test_built_in_handlers_may_do_nothing_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def allowed() -> Allowances:
-        return load().allowances
-
-    assert allowed() == Allowances()
-    write(tmp_path / "jobpool.toml", 'allowed_shell_commands = ["git", "/usr/bin/gzip"]\nallowed_events = ["paid"]\n')
-    monkeypatch.setenv("JOBPOOL_ALLOWED_CALLABLES", "shop.texts:count, shop:ship")
-    callables = ("shop.texts:count", "shop:ship")
-    assert allowed() == Allowances(callables, ("git", "/usr/bin/gzip"), allowed_events=("paid",))
-    monkeypatch.setenv("JOBPOOL_ALLOWED_SHELL_COMMANDS", "git, *")
-    assert allowed().allow_all_shell_commands
-    assert allowed().allowed_shell_commands == ("git",)
-
-
-def test_workers_auto_is_at_least_one() -> None:
+        assert getattr(load({key: written}), key) == value, (key, written)
     assert load({"workers": "auto"}).workers == load().workers >= 1
 
 
-def test_sizes_shares_and_durations_have_units() -> None:
-    retry = "exponential jitter=20%"
-    settings = load({"memory_limit": "512M", "retry": retry, "idempotency_ttl": "3d", "output_cap": "1M"})
-    assert settings.memory_limit == 512 << 20
-    assert settings.retry.jitter == 0.2
-    assert settings.idempotency_ttl == 259200
-    assert settings.output_cap == 1 << 20
+def test_tables_in_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "jobpool.toml", 'ttl = 9\n[queue_handlers]\nreports = ["render"]\n[rate_limits]\nmails = 60\n')
+    settings = load()
+    assert (settings.ttl, settings.queue_handlers, settings.rate_limits) == (9, {"reports": ["render"]}, {"mails": 60})
+
+
+def test_the_limits_of_queues_reach_the_master() -> None:
+    assert limits_of(load()) == Limits()
+    assert not limits_of(load())
+    tables = {"concurrency_limits": {"reports": 4}, "concurrency_per_key": {"reports": 2}}
+    rates = {"rate_limits": {"reports": 600}, "rate_per_key": {"mails": 6}}
+    meant = Limits(3600.0, {"reports": 4}, {"reports": 2}, rates={"reports": 600}, rates_per_key={"mails": 6})
+    assert limits_of(load({"idempotency_ttl": "1h", **tables, **rates})) == meant
+
+
+def test_a_limit_for_a_queue_that_is_not_served_is_told_and_does_no_harm() -> None:
+    pool = load({"queues": "reports,mails", "rate_limits": "report=4"})
+    [said] = unserved_limits(pool, pool.queue_names)
+    assert said == "rate_limits limits queue 'report', which this pool does not serve; it serves 'reports', 'mails'"
+    pool = load({"rate_limits": "reports=4"})
+    assert not unserved_limits(pool, ["reports"])
+    assert not unserved_limits(pool, []), "which queues the app names is not known yet"
+
+
+def test_built_in_handlers_may_do_nothing_unless_it_is_said() -> None:
+    assert load().allowances == Allowances()
+    callables = ("shop.texts:count", "shop:ship")
+    programs = "git, /usr/bin/gzip"
+    given = {"allowed_callables": "shop.texts:count, shop:ship", "allowed_events": "paid"}
+    allowed = Allowances(callables, ("git", "/usr/bin/gzip"), allowed_events=("paid",))
+    assert load({**given, "allowed_shell_commands": programs}).allowances == allowed
+    everything = load({"allowed_shell_commands": "git, *"}).allowances
+    assert (everything.allow_all_shell_commands, everything.allowed_shell_commands) == (True, ("git",))
 
 
 # --- refusals: the cause, its source, the mend ------------------------------------------------------
@@ -299,11 +318,7 @@ def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes() -> None:
         ("queues", ("a", "a=2"), "--queue: queue 'a' is named twice"),
         ("queues", ("my queue",), "--queue: queue name 'my queue' is refused: 1 to 100 letters, digits"),
         ("queue_handlers", ("reports",), "--queue-handlers: 'reports' names no handlers: write QUEUE=HANDLER,HANDLER"),
-        (
-            "queue_handlers",
-            ("q=quick,r=fail",),
-            "--queue-handlers: 'r=fail' is not a handler: write q=a,b;other=c",
-        ),
+        ("queue_handlers", ("q=quick,r=fail",), "--queue-handlers: 'r=fail' is not a handler: write q=a,b;other=c"),
         ("queues", ('["a", "b"]',), '--queue: \'["a", "b"]\' is written as in a file: here it is a text without br'),
         ("queue_handlers", ('{q=["b"]}',), "--queue-handlers: '{q=[\"b\"]}' is written as in a file"),
         ("allowed_callables", ("os.system",), "--allowed-callables: 'os.system' is not written module:function"),
@@ -328,44 +343,64 @@ def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes() -> None:
         ("recycle", "jobs=many", "--recycle: jobs=many: 'many' is not a whole number, 0 or more"),
         ("recycle", "failure=once", "--recycle: failure=once: must be 'suspect', 'always' or 'never', not 'once'"),
         ("recycle", "100", "--recycle: '100' is not known there: write words such as 'jobs=1000 memory=512M"),
-        (
-            "metrics",
-            "here",
-            "--metrics: 'here' is not an address: write a port up to 65535, such as 9100, or HOST:PORT",
-        ),
+        ("metrics", "here", "'here' is not an address: write a port up to 65535, such as 9100, or HOST:PORT"),
         ("metrics", "localhost:65536", "--metrics: 'localhost:65536' is not an address"),
         ("metrics", True, "--metrics: True is not an address"),
-        (
-            "history",
-            "here",
-            "--history must be 'off', 'table' or 'file:PATH', such as 'file:history.ndjson'",
-        ),
+        ("history", "here", "--history must be 'off', 'table' or 'file:PATH', such as 'file:history.ndjson'"),
         ("history", "table keep=0", "--history: keep=0: must be 1 to 100000"),
         ("backend", "", "--backend must not be empty"),
         ("backend", 3, "--backend must be a text"),
         ("max_crashes", "-1", "--max-crashes: '-1' is not a whole number, 0 or more"),
         ("log_level", "loud", "--log-level must be 'debug', 'info', "),
         ("name", "my pool", "--name: 'my pool' is not a name: 1 to 100 letters"),
+        ("on_crash", "explode", "--on-crash must be 'forfeit' or 'expire', not 'explode'"),
+        ("on_crash", "queue=no/queue", "--on-crash: queue=no/queue: queue name 'no/queue' is refused"),
+        ("on_memory_limit_queue", "", "--on-memory-limit-queue: queue name '' is refused"),
+        ("dead_letter_queue", "x" * 101, "--dead-letter-queue: queue name"),
+        ("concurrency_limits", ("a",), "--concurrency-limit: 'a' names no limit: write QUEUE=N"),
+        ("concurrency_limits", ("a=-1",), "limit of queue 'a' must be a whole number from 0 (no limit) to 1000000, n"),
+        ("rate_limits", ("a=1000001",), "--rate-limit: the limit of queue 'a' must be a whole number from 0 (no lim"),
+        ("rate_limits", ("a=2.5",), "must be a whole number from 0 (no limit) to 1000000, not '2.5'"),
+        ("rate_limits", {"a": True}, "must be a whole number from 0 (no limit) to 1000000, not True"),
+        ("rate_per_key", ("a=1", "a=2"), "--rate-per-key: queue 'a' is named twice"),
+        ("concurrency_per_key", ("my queue=1",), "--concurrency-per-key: queue name 'my queue' is refused"),
+        ("concurrency_per_key", 4, "--concurrency-per-key: 4 is neither a text nor a list of texts"),
+        ("result_ttl", ("1h",), "--result-ttl: '1h' names no time: write QUEUE=TIME, such as reports=1h"),
+        ("result_ttl", ("a=31d",), "--result-ttl: the time for results of queue 'a' is at most 30 days"),
+        ("result_ttl", ("a=soon",), "--result-ttl"),
+        ("idempotency_ttl", "0", "--idempotency-ttl must be greater than 0"),
+        ("idempotency_ttl", "367d", "--idempotency-ttl must be less than or equal to 31622400"),
     ]:
         with row(key, value), pytest.raises(ConfigurationError) as refused:
             load({key: value})
         assert sentence in str(refused.value), (key, value)
 
 
-def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
-    file = write(tmp_path / "jobpool.toml", "worker = 4\n")
-    with pytest.raises(ConfigurationError, match=r"'worker' is not a setting .*; did you mean 'workers'") as refused:
-        load()
-    assert str(file) in str(refused.value)
-    file.write_text("zzz = 4\n")
-    with pytest.raises(ConfigurationError, match=r"'zzz' is not a setting of jobpool$"):
-        load()
-
-
-def test_an_unknown_variable_names_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBPOOL_WORKRES", "4")
-    with pytest.raises(ConfigurationError, match="not a setting of jobpool; did you mean 'JOBPOOL_WORKERS'"):
-        load()
+def test_an_unknown_key_or_variable_names_the_nearest_known_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, meant in [
+        ("worker", "workers"),
+        ("workres", "workers"),
+        ("broker", "backend"),
+        ("concurrency", "workers"),
+        ("timeout", "default_timeout"),
+        ("max_retries", "retry"),
+        ("port", ""),  # Kubernetes sets none that is a bare number
+    ]:
+        file = write(tmp_path / "jobpool.toml", f"{key} = 4\n")
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        with row(key), pytest.raises(ConfigurationError) as refused:
+            load()
+        assert str(refused.value) == f"{file}: {key!r} is not a setting of jobpool{hint}"
+        file.unlink()
+        variable = f"JOBPOOL_{key.upper()}"
+        monkeypatch.setenv(variable, "4")
+        with row(key), pytest.raises(ConfigurationError) as refused:
+            load()
+        hint = f"; did you mean 'JOBPOOL_{meant.upper()}'?" if meant else ""
+        assert str(refused.value) == f"environment variable {variable} is not a setting of jobpool{hint}"
+        monkeypatch.delenv(variable)
 
 
 def test_an_error_says_which_source_it_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,43 +467,6 @@ def test_a_default_is_what_its_words_mean() -> None:
             assert setting.read(setting.default) == getattr(Settings(), key), key
 
 
-def test_words_that_retry_leaves_out_keep_their_default() -> None:
-    for retry, expected in [
-        ("exponential", RetryPolicy("exponential", 0.2, 2.0, 5.0, 0.2, 25)),
-        ("exponential base=1s", RetryPolicy()),
-        ("Exponential base=1 max=1m", RetryPolicy("exponential", 1.0, 2.0, 60.0, 0.15, 0)),
-        ("exponential attempts=25", RetryPolicy("exponential", 1.0, 2.0, 300.0, 0.15, 25)),
-        ("exponential attempts=0 multiplier=3", RetryPolicy("exponential", 1.0, 3.0, 300.0, 0.15, 0)),
-        ("fixed attempts=3", RetryPolicy("fixed", 5.0, max_attempts=3)),
-        ("fixed base=300ms", RetryPolicy("fixed", 0.3)),
-        ("none", RetryPolicy("none")),
-        ("none attempts=2", RetryPolicy("none", max_attempts=2)),
-    ]:
-        assert load({"retry": retry}).retry == expected, retry
-
-
-def test_settings_of_several_words() -> None:
-    for key, written, value in [
-        ("recycle", "jobs=7", (7, 0, "suspect")),
-        ("recycle", "memory=1G failure=ALWAYS", (0, 1 << 30, "always")),
-        ("on_crash", "Expire", ("expire", None)),
-        ("on_crash", "queue=careful", ("forfeit", "careful")),
-        ("on_crash", "expire queue=careful", ("expire", "careful")),
-        ("url_limits", "body=64K", (30.0, 65536)),
-        ("url_limits", "timeout=2m", (120.0, 1 << 20)),
-        ("metrics", 9100, ("127.0.0.1", 9100)),
-        ("metrics", "9100", ("127.0.0.1", 9100)),
-        ("metrics", ":9100", ("127.0.0.1", 9100)),
-        ("metrics", "0", ("127.0.0.1", 0)),
-        ("metrics", "0.0.0.0:9100", ("0.0.0.0", 9100)),
-        ("metrics", "[::1]:9100", ("::1", 9100)),
-        ("history", "OFF", (None, False, 100, ())),
-        ("history", "table keep=7 mask=iban,ssn", (None, True, 7, ("iban", "ssn"))),
-        ("history", "file:/var/log/my jobs.ndjson keep=7", (Path("/var/log/my jobs.ndjson"), False, 7, ())),
-    ]:
-        assert getattr(load({key: written}), key) == value, (key, written)
-
-
 # --- settings of former versions --------------------------------------------------------------------
 
 
@@ -497,6 +495,21 @@ def test_what_is_to_be_written_instead_can_be_read() -> None:
     for sentence in REMOVED.values():
         for key, written in re.findall(r'(?:into|write) (\w+)(?:, such as| =) "(.*?)"', sentence):
             SETTINGS[key].read(written.replace("NAME", "careful"))
+
+
+def test_a_crash_budget_that_cannot_be_is_refused_when_it_is_made() -> None:
+    for fields in [
+        *({"max_crashes": -1}, {"max_crashes": 1.5}, {"window": 0.0}, {"window": -3.0}, {"back_off": -1.0}),
+        *({"back_off": float("inf")}, {"back_off_cap": -1.0}, {"back_off_cap": float("nan")}),
+    ]:
+        with row(fields), pytest.raises(ConfigurationError, match=r"crash|back_off"):
+            ReapPolicy(**fields)  # type: ignore[arg-type]
+
+
+def test_the_back_off_after_a_crash() -> None:
+    """SEMANTICS §4: at once, then up to 1 s, doubling to 60 s."""
+    ceilings = {crashes: ReapPolicy().ceiling(crashes) for crashes in (1, 2, 3, 7, 8, 5000)}
+    assert ceilings == {1: 0.0, 2: 1.0, 3: 2.0, 7: 32.0, 8: 60.0, 5000: 60.0}
 
 
 def test_settings_are_immutable() -> None:

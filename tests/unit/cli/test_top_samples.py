@@ -23,11 +23,12 @@ def shown(samples: list[PoolSample], width: int = 160, height: int = 40) -> str:
     return click.unstyle("\n".join(View(lambda *_: "", "nobody here").lines(samples, width, height)))
 
 
-def test_a_busy_slot_shows_its_job(tmp_path: Path) -> None:
+def test_a_busy_slot_shows_its_job_and_an_idle_one_its_totals(tmp_path: Path) -> None:
     _, board = publish(tmp_path)
     with board:
         [pool] = sample(tmp_path)
-    busy = pool.rows[0]
+        [later] = sample(tmp_path, NOW + 58)
+    busy, idle = pool.rows  # the third slot was never filled
     assert (busy.state, busy.handler, busy.queue, busy.attempt) == ("busy", "render", "reports", 2)
     assert (busy.age, busy.left, busy.progress, busy.restarts) == (3.0, 57.0, 0.4, 1)
     assert cells(busy) == [
@@ -35,49 +36,33 @@ def test_a_busy_slot_shows_its_job(tmp_path: Path) -> None:
         *("50M", "98"),
         *("0", "0", "1", "40% rendering"),
     ]
-
-
-def test_an_idle_slot_shows_no_job_and_its_totals(tmp_path: Path) -> None:
-    _, board = publish(tmp_path)
-    with board:
-        [pool] = sample(tmp_path)
-    idle = pool.rows[1]
     assert (idle.state, idle.job, idle.attempt, idle.left, idle.done, idle.failed) == ("idle", "", None, None, 1, 1)
     assert idle.age == 7.0
+    assert (later.rows[0].left, "-1.0s" in cells(later.rows[0])) == (-1.0, True), "overdue"
 
 
-@pytest.mark.parametrize("state", ["busy", "dying"])
-def test_a_child_that_the_master_does_not_show_yet_lends_its_job_to_no_other(tmp_path: Path, state: str) -> None:
+def test_a_slot_is_what_the_master_says_and_a_childs_job_is_shown_for_that_child_alone(tmp_path: Path) -> None:
     _, board = publish(tmp_path)
     with board:
-        board.slot(0).master.write(state=state, pid=1)
-        [pool] = sample(tmp_path)
-    assert (pool.rows[0].pid, pool.rows[0].job) == (1, "")
+        for state, pid in (("busy", 1), ("dying", 1), ("empty", 0)):
+            board.slot(0).master.write(state=state, pid=pid)
+            board.slot(1).master.write(state="dying")
+            busy, idle = sample(tmp_path)[0].rows
+            assert (busy.state, busy.pid, busy.job, idle.state) == (state, pid, "", "dying")
 
 
-def test_a_slot_that_was_never_filled_is_not_shown(tmp_path: Path) -> None:
-    _, board = publish(tmp_path, slots=8)
-    with board:
-        [pool] = sample(tmp_path)
-    assert len(pool.rows) == 2
-
-
-def test_a_slot_whose_child_has_died_is_what_the_master_says(tmp_path: Path) -> None:
+def test_the_last_death_of_a_slot_is_shown_until_something_runs_in_it(tmp_path: Path) -> None:
+    death = "killed by SIGSEGV (itself); peak memory 31 MiB"
     _, board = publish(tmp_path)
     with board:
-        board.slot(0).master.write(state="empty", pid=0)
-        board.slot(1).master.write(state="dying")
+        for index in (0, 1):
+            board.slot(index).master.write(last_death=death)
         [pool] = sample(tmp_path)
-    assert [row.state for row in pool.rows] == ["empty", "dying"]
-    assert pool.rows[0].job == ""
-
-
-def test_an_overdue_job_has_less_than_nothing_left(tmp_path: Path) -> None:
-    _, board = publish(tmp_path)
-    with board:
-        [pool] = sample(tmp_path, NOW + 58)
-    assert pool.rows[0].left == -1.0
-    assert "-1.0s" in cells(pool.rows[0])
+        board.slot(0).child.progress(0.0, "")
+        [silent] = sample(tmp_path)
+    assert [row.last_death for row in pool.rows] == [death, death]
+    assert [cells(row)[-1] for row in pool.rows] == ["40% rendering", f"last death: {death}"]
+    assert cells(silent.rows[0])[-1] == "", "it runs, and tells nothing"
 
 
 def test_jobs_a_second_are_counted_between_samples(tmp_path: Path) -> None:
@@ -106,22 +91,15 @@ def test_a_master_that_hangs_is_said_so(tmp_path: Path) -> None:
     assert "3 dead" in text
 
 
-def test_several_pools_share_the_screen(tmp_path: Path) -> None:
-    _, first = publish(tmp_path, "first")
-    _, second = publish(tmp_path, "second")
-    with first, second:
-        text = shown(sample(tmp_path))
-    assert text.index("first  pid") < text.index("second  pid")
-    assert text.count("render") >= 2
-
-
 def test_pools_come_and_go_between_samples(tmp_path: Path) -> None:
     _, board = publish(tmp_path, "first")
     with board, Watcher(partial(discover, tmp_path), lambda: NOW) as watcher:
         assert len(watcher.sample()) == 1
         _, other = publish(tmp_path, "second")
         with other:
-            assert len(watcher.sample()) == 2
+            text = shown(watcher.sample())
+            assert text.index("first  pid") < text.index("second  pid")
+            assert text.count("render") >= 2
             unregister(note_path(tmp_path, "first", os.getpid()))
             assert [found.pool.name for found in watcher.sample()] == ["second"]
 

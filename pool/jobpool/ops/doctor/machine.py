@@ -29,8 +29,6 @@ KUBERNETES_GRACE = 30.0  # seconds. Source: Kubernetes, Pod v1, terminationGrace
 DOCKER_GRACE = 10.0  # seconds. Source: docker stop, --time.
 SYSTEMCTL_LIMIT_S = 3.0  # seconds that systemctl may take
 
-_SYSTEMD_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-
 NO_LIMIT_BYTES = 1 << 60  # without a limit, control groups report more than this
 
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
@@ -114,16 +112,10 @@ def _asked(unit: str, environ: Mapping[str, str]) -> float | None:
 
 def parse_systemd(text: str) -> float | None:
     """Return seconds of `1min 30s`, `500ms`, `infinity`; None for any other text."""
-    if text == "infinity":
-        return float("inf")
-    total = 0.0
-    for part in text.split():
-        number = part.rstrip("abcdefghijklmnopqrstuvwxyz")
-        unit = _SYSTEMD_UNITS.get(part[len(number) :])
-        if unit is None or not number.replace(".", "", 1).isdigit():
-            return None
-        total += float(number) * unit
-    return total if text else None
+    try:
+        return math.inf if text == "infinity" else parse_duration(text.replace("min", "m"))
+    except ValueError:
+        return None
 
 
 def judge_kernel() -> Finding:
