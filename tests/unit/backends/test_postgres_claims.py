@@ -12,10 +12,8 @@ import psycopg
 import pytest
 from postgres_explained import explained
 from postgres_rig import Rig, together
-from support.claims import AT_ONCE, a_post, claim, found, ids, post
+from support.claims import AT_ONCE, claim, found, ids, post
 from support.jobs import QUEUE, a_job, numbered
-from support.servers import shared_postgres
-from support.servers.pgbouncer import Pgbouncer
 from support.waiting import wait_until
 
 from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted, HeldClaim
@@ -494,23 +492,3 @@ def test_a_pop_whose_connection_breaks_is_not_done_again(rig: Rig) -> None:
         assert len(left) == 2
         proxy.cut()  # while the connection is idle
         assert ids(backend.claims.pop(QUEUE, 1)) == left[:1]
-
-
-def test_claims_through_a_pooler(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Often enough that anything prepared would be met again in a session of another."""
-    with Pgbouncer(tmp_path_factory.mktemp("pooler"), shared_postgres().url()) as pooler:
-        backend = rig.open(base=pooler.url())
-        for number in range(6):
-            job = backend.enqueue(a_job())
-            known = backend.claims.post(QUEUE, [a_post(b"%d" % number, life=100.0), a_post()])
-            held = claim(backend, max_claims=5)
-            assert ids(held.messages) == [job, *known]
-            assert ids(backend.claims.renew(QUEUE, held.id, ttl=60.0).messages) == [job, *known]
-            assert backend.claims.delete_many(QUEUE, known[:1], held.id) == [Deleted.DONE]
-            assert [listed.count for listed in backend.claims.list_claims(QUEUE)] == [2]
-            assert ids(backend.claims.get(QUEUE, held.id).messages) == [job, known[1]]
-            assert backend.claims.release(QUEUE, held.id) == 2
-            assert backend.claims.stats(QUEUE).free == 2
-            assert ids(backend.claims.list_free(QUEUE)) == [job, known[1]]
-            assert ids(backend.claims.pop(QUEUE, 5)) == [job, known[1]]
-        backend.close()

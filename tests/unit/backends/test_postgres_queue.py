@@ -578,18 +578,6 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     assert backend.count(MessageFilter(states=(State.DEAD,))) == 200 - count
 
 
-def test_fallen_due_and_not_fetched_since_it_waits_for_whoever_looks(rig: Rig, backend: PostgresBackend) -> None:
-    known = backend.enqueue_many([a_job(number, scheduled_at=at(time.time() + 600)) for number in range(10)])
-    rig.ask("UPDATE {schema}.messages SET available_at = 1000000 - seq WHERE seq %% 2 = %s", 0)
-    waiting, delayed = MessageFilter(states=(State.WAITING,)), MessageFilter(states=(State.DELAYED,))
-    assert [message.id for message in backend.list_messages(waiting)] == known[1::2]
-    assert [message.id for message in backend.list_messages(delayed, limit=2)] == known[:3:2]
-    assert (backend.count(waiting), backend.count(delayed)) == (5, 5)
-    assert backend.stats(QUEUE).oldest is not None
-    assert backend.bulk(waiting, Verb.DELETE) == 5
-    assert backend.stats(QUEUE).oldest is None
-
-
 # --- servers that are set up otherwise ----------------------------------------------------------------------
 
 
