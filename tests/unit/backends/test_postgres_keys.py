@@ -451,17 +451,6 @@ def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: Postgr
     assert backend.stats(QUEUE).waiting == 1
 
 
-def test_a_known_key_ends_at_its_time_to_the_microsecond(rig: Rig, backend: PostgresBackend) -> None:
-    known = backend.enqueue(unique())
-    guards = Guards(key="order-17", keep=500.0)
-    backend.ack(a_lease(backend).guarded(guards))
-    [(left,)] = rig.ask("SELECT until - {schema}.moment() FROM {schema}.uniques")
-    assert 400e6 < left <= 500e6
-    assert backend.enqueue(unique()) == known
-    rig.ask("UPDATE {schema}.uniques SET until = {schema}.moment()")
-    assert backend.enqueue(unique()) != known
-
-
 # --- many ---------------------------------------------------------------------------------------------------
 
 
@@ -477,14 +466,3 @@ def test_many_at_once_are_all_or_none_however_they_travel(
     payloads = [message.id for message in backend.list_messages(limit=1000)]
     assert payloads[0] == known
     assert payloads[1:] == ids[:250] + ids[251:]
-
-
-# --- follow-ups and a handler's own transaction -------------------------------------------------------------
-
-
-def test_a_ticket_says_nothing_of_keys_where_there_are_none(backend: PostgresBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
-    assert not {"key", "keep"} & set(backend.ticket(lease))
-    guarded = backend.ticket(lease.guarded(Guards(key="order-17", keep=1.5)))
-    assert (guarded["key"], guarded["keep"]) == ("order-17", 1_500_000)
