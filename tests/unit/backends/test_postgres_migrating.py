@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from at_once import at_once
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, new_lease
 
@@ -82,25 +80,6 @@ def test_letters_keep_their_case_in_a_name(rig: Rig) -> None:
     assert lease is not None
     assert backend.ack(lease)
     assert tables(rig) >= {"messages", "migrations"}
-
-
-OPEN_AT_ONCE = """
-import sys
-from jobpool.message.definition import JobDefinition
-from jobpool_backends.postgres import PostgresBackend
-print("ready", flush=True)
-sys.stdin.readline()
-backend = PostgresBackend.from_url(sys.argv[1])
-backend.enqueue(JobDefinition("report", queue="reports"))
-backend.close()
-"""
-
-
-def test_four_processes_make_one_schema(rig: Rig) -> None:
-    command = [sys.executable, "-c", OPEN_AT_ONCE, rig.url({"timeout": 30, "connect_timeout": 30})]
-    assert at_once(command, 4) == [""] * 4
-    assert versions(rig) == list(range(1, VERSION + 1))
-    assert rig.open().stats(QUEUE).waiting == 4
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])

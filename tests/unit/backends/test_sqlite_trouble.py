@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from at_once import at_once
 from support.descriptors import no_more_descriptors
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
@@ -334,24 +333,6 @@ def test_what_was_answered_is_there_after_a_kill(path: Path, open_sqlite: Open) 
     assert backend.stats(QUEUE).waiting == len(present)
     with backend._database.read() as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-OPEN_AT_ONCE = """
-import sys
-from jobpool.message.definition import JobDefinition
-from jobpool_backends.sqlite import SqliteBackend
-print("ready", flush=True)
-sys.stdin.readline()
-backend = SqliteBackend(sys.argv[1], timeout=30.0)
-backend.enqueue(JobDefinition("report", queue="reports"))
-backend.close()
-"""
-
-
-def test_eight_processes_create_one_database(path: Path, open_sqlite: Open) -> None:
-    command = [sys.executable, "-c", OPEN_AT_ONCE, str(path)]
-    assert at_once(command, 8) == [""] * 8
-    assert open_sqlite().stats(QUEUE).waiting == 8
 
 
 def test_a_file_that_somebody_else_prepares_between_two_looks_is_ours(tmp_path: Path) -> None:
