@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import redis_rig
 from beanstalk_clients import Clients
+from postgres_rig import PATIENCE
 from support.servers import shared_redis
 
 from jobpool.clock import ManualClock
@@ -61,8 +62,8 @@ def turned() -> Iterator[redis_rig.Rig]:
 
 @pytest.fixture
 def backend(rig: Any) -> PostgresBackend:
-    """Of Postgres; a busy machine may take half a minute for a statement."""
-    backend: PostgresBackend = rig.open(timeout=30)
+    """Of Postgres."""
+    backend: PostgresBackend = rig.open(timeout=PATIENCE)
     backend.prepare()
     return backend
 

@@ -29,11 +29,6 @@ DONE = "done"
 """The queue of callbacks."""
 
 
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    return rig.open(timeout=30)
-
-
 def opened(backend: PostgresBackend, ident: str = BATCH, parent: str | None = None, **callback: Any) -> None:
     job = JobDefinition("finish", **{"queue": DONE, "identifier": f"{ident}:done", **callback})
     done = pack(backend, job, str(job.identifier), callback_of=ident)
@@ -165,8 +160,7 @@ def test_a_callback_that_cannot_be_added_undoes_the_end_of_the_last_member(rig: 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_ends_at_once_are_each_counted(rig: Rig, isolation: str) -> None:
     """Of batches in one another, and beside each other in each call."""
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    clients = [rig.open(timeout=60, options=options) for _ in range(4)]
+    clients = [rig.open(timeout=60, isolation=isolation) for _ in range(4)]
     backend, names = clients[0], ["outer", "a", "b"]
     for name in names:
         opened(backend, name, None if name == "outer" else "outer")

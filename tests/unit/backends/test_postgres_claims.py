@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_explained import explained
-from postgres_rig import Rig, together
+from postgres_rig import PATIENCE, Rig, together
 from support.claims import AT_ONCE, claim, found, ids, post
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
@@ -28,9 +28,6 @@ from jobpool_torture.network import Proxy
 
 Connection = psycopg.Connection[Any]
 
-PATIENCE = 30
-"""Seconds that a busy machine may take for a statement."""
-
 MINE = "0123456789abcdef" * 2
 
 
@@ -40,13 +37,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def call(rig: Rig, connection: Connection, sql: str, *parameters: object) -> list[Any]:
-    return connection.execute(sql.replace("{schema}", f'"{rig.schema}"'), parameters).fetchall()
-
-
 def lock(rig: Rig, connection: Connection, ident: str) -> None:
     """Have a message's row, until the transaction ends."""
-    call(rig, connection, "SELECT 1 FROM {schema}.messages WHERE id = %s FOR UPDATE", ident)
+    rig.within(connection, "SELECT 1 FROM {schema}.messages WHERE id = %s FOR UPDATE", ident)
 
 
 @pytest.fixture
@@ -125,7 +118,7 @@ def test_a_claim_that_is_repeated_while_the_first_is_under_way_is_the_same(
 ) -> None:
     known = post(backend, b"0", b"1")
     sql = "SELECT id FROM {schema}.check_out(%s, %s, 1, 60000000, 60000000, 0, 7)"
-    assert call(rig, connection, sql, QUEUE, MINE) == [(known[0],)]
+    assert rig.within(connection, sql, QUEUE, MINE) == [(known[0],)]
     repeated = threads.submit(claim, backend, 1, claim_id=MINE)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%check_out%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the first")
@@ -147,7 +140,7 @@ def test_the_end_and_a_renewal_never_both_happen(rig: Rig, backend: PostgresBack
     """A renewal that began in time has the claim when its end comes."""
     known = post(backend, b"0", b"1")
     held = claim(backend, ttl=60.0)
-    assert len(call(rig, connection, "SELECT id FROM {schema}.prolong_claim(%s, %s, 600000000, NULL)", QUEUE, held.id))
+    assert len(rig.within(connection, "SELECT id FROM {schema}.prolong_claim(%s, %s, 600000000, NULL)", QUEUE, held.id))
     turn(rig, 60.0)
     assert backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0) is None
     assert backend.reap(QUEUE) == []
@@ -163,7 +156,7 @@ def test_a_renewal_that_waits_for_the_end_is_too_late(
     [ident] = post(backend)
     held = claim(backend, ttl=60.0)
     turn(rig, 59.0)
-    call(rig, connection, "SELECT {schema}.release_claim(%s, %s)", QUEUE, held.id)
+    rig.within(connection, "SELECT {schema}.release_claim(%s, %s)", QUEUE, held.id)
     renewal = threads.submit(backend.claims.renew, QUEUE, held.id, ttl=600.0)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%prolong_claim%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the release")
@@ -247,8 +240,7 @@ def test_a_life_is_prolonged_or_the_renewal_says_that_it_is_not(
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_threads_at_random_finish_each_message_once_and_never_lock_each_other_out(rig: Rig, isolation: str) -> None:
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    backends = [rig.open(timeout=PATIENCE, options=options) for _ in range(6)]
+    backends = [rig.open(timeout=PATIENCE, isolation=isolation) for _ in range(6)]
     known = backends[0].enqueue_many(numbered(120)) + post(backends[0], *[b"x"] * 120)
     finished: list[str] = []
     dead_locks = rig.dead_locks()
@@ -323,7 +315,7 @@ def test_claiming_costs_the_same_while_a_long_transaction_keeps_the_past(kind: s
             backend.enqueue_many(numbered(2500))
         rig.lower_step(100)
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        call(rig, connection, "SELECT count(*) FROM {schema}.messages")
+        rig.within(connection, "SELECT count(*) FROM {schema}.messages")
         explainer = explained(rig)
         backend, costs = explainer.backend, []
         for _ in range(120):
@@ -342,7 +334,7 @@ def test_no_floor_hides_what_came_early_and_was_committed_late(
     rig.lower_step(5)
     if kind == "post":
         sql = "SELECT {schema}.post(%s, '{late}', '{f}', ARRAY[''::bytea], ARRAY[NULL]::bigint[], '{0}')"
-        call(rig, connection, sql, QUEUE)
+        rig.within(connection, sql, QUEUE)
         post(backend, *[b"x"] * 300)
     else:
         backend.enqueue_in(connection, [a_job(identifier="late")])
@@ -437,7 +429,7 @@ def test_counts_that_are_kept_by_several_at_once_are_added_up(
     post(backend, b"0", b"1", life=60.0)
     turn(rig, 60.0)
     assert backend.claims.stats(QUEUE).expired == 2
-    call(rig, connection, "SELECT 1 FROM {schema}.expiries FOR UPDATE")
+    rig.within(connection, "SELECT 1 FROM {schema}.expiries FOR UPDATE")
     post(backend, b"2", life=60.0)
     turn(rig, 120.0)
     assert backend.claims.stats(QUEUE).expired == 3

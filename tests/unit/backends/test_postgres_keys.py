@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_rig import Rig, together
+from postgres_rig import PATIENCE, Rig, together
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import begin
 from support.waiting import wait_until
@@ -24,9 +24,6 @@ from jobpool_backends.postgres import PostgresBackend, enqueue, keys
 from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.sql import number_of
 from jobpool_torture.network import Proxy
-
-PATIENCE = 30
-"""Seconds that a busy machine may take for a statement."""
 
 LOCK = Guards(holds=(Hold("job:nightly"),))
 KEY = Guards(key="order-17")
@@ -74,8 +71,7 @@ def test_who_waited_for_another_sees_what_that_one_was_granted(
     rig: Rig, backend: PostgresBackend, guards: Guards, answer: Begin, isolation: str
 ) -> None:
     """The second has begun before the first commits: what it saw at its beginning is out of date."""
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    late = rig.open(timeout=PATIENCE, options=options)
+    late = rig.open(timeout=PATIENCE, isolation=isolation)
     first, second = leases(backend, 2)
     late.ping()
     with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
@@ -338,8 +334,7 @@ def test_records_written_at_once_in_any_order_do_not_lock_up(rig: Rig, backend: 
 def test_lines_written_at_once_are_all_there_and_in_each_ones_order(
     rig: Rig, backend: PostgresBackend, isolation: str
 ) -> None:
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    pools = [rig.open(timeout=PATIENCE, options=options) for _ in range(6)]
+    pools = [rig.open(timeout=PATIENCE, isolation=isolation) for _ in range(6)]
 
     def write(number: int) -> None:
         for step in range(20):

@@ -27,13 +27,6 @@ Connection = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open()
-    backend.prepare()
-    return backend
-
-
-@pytest.fixture
 def connection(rig: Rig, backend: PostgresBackend) -> Connection:
     del backend
     connection = rig.connect()
