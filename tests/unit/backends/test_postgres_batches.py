@@ -20,7 +20,7 @@ from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Ack, Move, Settled
+from jobpool.message.settlement import Abandon, Ack, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.in_transaction import ack
 
@@ -214,15 +214,6 @@ def test_the_end_wakes_those_who_wait_for_the_callback_and_for_the_batch(rig: Ri
 
 
 # --- the rows ------------------------------------------------------------------------------------------------
-
-
-def test_a_member_names_its_batch_until_it_ends(rig: Rig, backend: PostgresBackend) -> None:
-    opened(backend)
-    leases = leased(backend, 3)
-    backend.settle_many([(leases[0], Ack()), (leases[1], Abandon("failed")), (leases[2], Move("mails"))])
-    rows = rig.ask("SELECT id, state, batch FROM {schema}.messages ORDER BY seq")
-    assert rows == [(leases[1].id, 3, None), (leases[2].id, 0, BATCH)]
-    assert counts(backend) == (3, 1, 1, 0)
 
 
 def test_a_batch_whose_row_was_deleted_by_hand_ends_nobodys_step(rig: Rig, backend: PostgresBackend) -> None:

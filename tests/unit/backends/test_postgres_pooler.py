@@ -129,22 +129,6 @@ def test_an_enqueue_and_an_ack_in_a_transaction_of_the_callers(backend: Postgres
             assert backend.ack(lease) is Settled.ALREADY
 
 
-def test_places_are_kept_to_by_many_clients_of_four_sessions(rig: Rig, pooler: Pgbouncer) -> None:
-    backends = [rig.open(base=pooler.url(), timeout=30) for _ in range(8)]
-    backends[0].enqueue_many(numbered(80))
-    guards = Guards(holds=(Hold("queue", 5),))
-    granted: list[str] = []
-
-    def begin(number: int) -> None:
-        asked = [(lease, guards) for lease in backends[number].fetch_many(QUEUE, limit=10, ttl=300.0)]
-        answers = backends[number].keys.begin_many(asked)
-        granted.extend(lease.id for (lease, _), answer in zip(asked, answers, strict=True) if answer)
-
-    together(8, begin)
-    assert len(granted) == 5
-    assert backends[0].keys.holders(QUEUE, "queue") == sorted(granted)
-
-
 def test_transactions_of_several_statements_are_not_torn_apart(rig: Rig, pooler: Pgbouncer) -> None:
     database = rig.database(base=pooler.url())
     database.run(f"CREATE TABLE {rig.schema}.numbers (value int)")

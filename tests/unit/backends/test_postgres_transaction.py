@@ -13,12 +13,12 @@ import psycopg
 import pytest
 from postgres_rig import Rig
 from psycopg.rows import dict_row
-from support.jobs import QUEUE, a_job, at, new_lease
+from support.jobs import QUEUE, a_job, new_lease
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.broker.values import LOOK_INTERVAL_S
-from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
+from jobpool.errors import ConfigurationError, LeaseLost
 from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.postgres import PostgresBackend, in_transaction
 from jobpool_backends.postgres.in_transaction import ack
@@ -86,18 +86,6 @@ def test_an_open_transaction_holds_up_nobody(rig: Rig, backend: PostgresBackend,
     connection.commit()
     assert other.stats(QUEUE).waiting == 1
     assert other.fetch(QUEUE) is not None
-
-
-def test_the_rules_of_an_enqueue_hold(backend: PostgresBackend, connection: Connection) -> None:
-    backend.enqueue(a_job("first", identifier="order-1"))
-    due = time.time() + 60
-    with connection:
-        assert backend.enqueue_in(connection, [a_job("second", identifier="order-1")]) == ["order-1"]
-        backend.enqueue_in(connection, [a_job(scheduled_at=at(due)), a_job(priority=1, queue="mails")])
-        assert backend.enqueue_in(connection, []) == []
-        with pytest.raises(InvalidJob):
-            backend.enqueue_in(connection, [a_job(), a_job("x" * 2_000_000)])
-    assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).delayed, backend.stats("mails").waiting) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -114,19 +114,6 @@ def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolE
     assert started.seconds() < LOOK_INTERVAL_S + SLACK
 
 
-def test_a_message_for_which_nobody_rang_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
-    """Its enqueue looked for sleepers just before we lay down; or the server forgot them, in a crash."""
-    backend, producer = rig.open(), rig.open()
-    found = asleep(rig, backend, threads)
-    started = Stopwatch()
-    with rig.connect() as other:
-        other.execute(f"DELETE FROM {rig.schema}.sleepers")
-        other.commit()
-        producer.enqueue(a_job())
-    assert found.result(10.0) == QUEUE
-    assert started.seconds() < LOOK_INTERVAL_S + SLACK
-
-
 def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
     """It looked just before we lay down, and commits just after we looked; however quiet it was before."""
     backend, other = rig.open(), rig.connect()
