@@ -10,7 +10,8 @@ import psycopg
 import pytest
 import redis_rig
 from beanstalk_clients import Clients
-from postgres_rig import PATIENCE
+from postgres_explained import Explained
+from postgres_rig import PATIENCE, Rig
 from support.servers import shared_redis
 
 from jobpool.clock import ManualClock
@@ -74,6 +75,20 @@ def connection(rig: Any, backend: PostgresBackend) -> psycopg.Connection[Any]:
     del backend
     connection: psycopg.Connection[Any] = rig.connect()
     return connection
+
+
+@pytest.fixture(scope="module")
+def few(request: pytest.FixtureRequest) -> Iterator[Explained]:
+    """A Postgres schema with `FEW` rows, as the test's module fills it."""
+    with Rig(new=True) as rig:
+        yield request.module.filled(rig, request.module.FEW)
+
+
+@pytest.fixture(scope="module")
+def many(request: pytest.FixtureRequest) -> Iterator[tuple[Rig, Explained]]:
+    """The same with `MANY`."""
+    with Rig(new=True) as rig:
+        yield rig, request.module.filled(rig, request.module.MANY)
 
 
 @pytest.fixture
