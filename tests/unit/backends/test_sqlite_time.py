@@ -186,20 +186,6 @@ def test_claims_of_several_boots_end_each_by_its_own_clock(open_sqlite: Open) ->
     assert free[-1] == known[:3]
 
 
-def test_a_reap_frees_what_a_claim_of_another_boot_held(open_sqlite: Open) -> None:
-    before = open_sqlite(clock=ManualClock(WALL, boot=90_000.0), boot=2)
-    ident = before.enqueue(a_job())
-    claim(before, ttl=60.0)
-    clock = ManualClock(WALL + 59.0, boot=1.0)
-    after = open_sqlite(clock=clock, boot=3)
-    assert after.reap_expired(QUEUE, visibility_timeout=10.0) == 0
-    assert after.fetch_many(QUEUE, limit=1) == []
-    clock.advance(1.0)
-    assert after.reap(QUEUE) == []
-    [lease] = after.fetch_many(QUEUE, limit=1)
-    assert (lease.id, lease.crashes) == (ident, 0)
-
-
 def test_a_life_is_on_the_wall_clock_also_for_what_is_claimed(open_sqlite: Open) -> None:
     """What has ended was never there: a clock that is set on by days ends lives, and the claim goes on without them."""
     clock = ManualClock()
