@@ -10,6 +10,8 @@ import psycopg
 import pytest
 import redis_rig
 from beanstalk_clients import Clients
+from postgres_explained import Explained
+from postgres_rig import PATIENCE, Rig
 from support.servers import shared_redis
 
 from jobpool.clock import ManualClock
@@ -61,8 +63,8 @@ def turned() -> Iterator[redis_rig.Rig]:
 
 @pytest.fixture
 def backend(rig: Any) -> PostgresBackend:
-    """Of Postgres; a busy machine may take half a minute for a statement."""
-    backend: PostgresBackend = rig.open(timeout=30)
+    """Of Postgres."""
+    backend: PostgresBackend = rig.open(timeout=PATIENCE)
     backend.prepare()
     return backend
 
@@ -73,6 +75,20 @@ def connection(rig: Any, backend: PostgresBackend) -> psycopg.Connection[Any]:
     del backend
     connection: psycopg.Connection[Any] = rig.connect()
     return connection
+
+
+@pytest.fixture(scope="module")
+def few(request: pytest.FixtureRequest) -> Iterator[Explained]:
+    """A Postgres schema with `FEW` rows, as the test's module fills it."""
+    with Rig(new=True) as rig:
+        yield request.module.filled(rig, request.module.FEW)
+
+
+@pytest.fixture(scope="module")
+def many(request: pytest.FixtureRequest) -> Iterator[tuple[Rig, Explained]]:
+    """The same with `MANY`."""
+    with Rig(new=True) as rig:
+        yield rig, request.module.filled(rig, request.module.MANY)
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
 
+PATIENCE = 30
+"""Seconds that a busy machine may take for a statement."""
+
 
 class Rig:
     """One schema, and all that opens connections to it; a context manager that closes everything.
@@ -47,8 +50,10 @@ class Rig:
         query = "&".join(f"{name}={quote(str(value))}" for name, value in found.items())
         return f"{base or self.server.url()}?{query}"
 
-    def open(self, base: str | None = None, **options: object) -> PostgresBackend:
-        """A backend; closed at the end."""
+    def open(self, base: str | None = None, isolation: str | None = None, **options: object) -> PostgresBackend:
+        """A backend; closed at the end. `isolation`: the default level of its sessions."""
+        if isolation:
+            options["options"] = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
         backend = PostgresBackend.from_url(self.url(options, base=base))
         self._opened.append(backend)
         is_usual = base is None and options.keys() <= {"timeout"}
@@ -69,6 +74,10 @@ class Rig:
     def ask(self, sql: str, *parameters: object) -> list[TupleRow]:
         """What the superuser is told, in a transaction of its own. `{schema}` stands for the schema's quoted name."""
         return self._superuser.ask(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
+
+    def within(self, connection: psycopg.Connection[TupleRow], sql: str, *parameters: object) -> list[TupleRow]:
+        """What this connection is told, in the transaction that is open on it."""
+        return connection.execute(sql.replace("{schema}", f'"{self.schema}"').encode(), parameters).fetchall()
 
     def rewrite(self, function: str, old: str, new: str) -> None:
         """Replace a text in the definition of one of the schema's functions."""

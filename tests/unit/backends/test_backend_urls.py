@@ -12,7 +12,6 @@ from support.tables import row
 
 from jobpool.broker.config_file import sqlite_url
 from jobpool.broker.opening import open_backend
-from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
@@ -106,33 +105,9 @@ def test_a_library_that_is_too_old_is_named(path: Path, monkeypatch: pytest.Monk
         SqliteBackend(str(path))
 
 
-Capped = MemoryBackend | SqliteBackend
-
-
-EMBEDDED = ["memory://", "sqlite:///{path}"]
-
-
-@pytest.fixture(params=EMBEDDED)
-def url(request: pytest.FixtureRequest, path: Path) -> str:
-    return str(request.param).format(path=path)
-
-
-@pytest.fixture(params=[*EMBEDDED, "redis", "postgresql://here/jobs"])
+@pytest.fixture(params=["memory://", "sqlite:///{path}", "redis", "postgresql://here/jobs"])
 def any_url(request: pytest.FixtureRequest, path: Path) -> str:
     return shared_redis().url if request.param == "redis" else str(request.param).format(path=path)
-
-
-@pytest.mark.parametrize(("query", "left"), [("", 5), ("?dead_max=2", 2), ("?dead_max=0", 5), ("?dead_max_age=3", 3)])
-def test_the_url_says_how_many_and_for_how_long(url: str, query: str, left: int) -> None:
-    clock = ManualClock()
-    with closing(open_backend(url + query, clock=clock)) as backend:
-        assert isinstance(backend, Capped)
-        backend.enqueue_many(numbered(5))
-        for lease in backend.fetch_many(QUEUE, limit=5):
-            backend.abandon(lease, "hopeless")
-            clock.advance(1.0)
-        backend.reap("another")  # which is not this queue's business
-        assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (left, 5 - left)
 
 
 @pytest.mark.parametrize("name", ["dead_max", "dead_max_age"])

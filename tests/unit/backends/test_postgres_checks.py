@@ -42,10 +42,6 @@ def rig(server: PostgresServer) -> Iterator[Rig]:
         yield rig
 
 
-def test_a_server_as_it_comes_gives_no_cause(rig: Rig) -> None:
-    assert rig.open().cautions() == []
-
-
 def test_a_setting_of_the_user_is_told(rig: Rig) -> None:
     rig.database().prepare()
     for setting, value, level, told in [

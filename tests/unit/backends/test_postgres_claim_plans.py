@@ -47,24 +47,14 @@ FROM generate_series(1, %s) AS number, (SELECT {schema}.moment() AS now OFFSET 0
 TABLES = ("messages", "claims", "heads", "expiries")
 
 
-def filled(rig: Rig, each: int, claims: int) -> Explained:
+def filled(rig: Rig, size: tuple[int, int]) -> Explained:
+    each, claims = size
+
     def fill() -> None:
         rig.ask(_FILL, QUEUE, each)
         rig.ask(_FILL_CLAIMS, QUEUE, claims)
 
     return prepared(rig, TABLES, costs, fill)
-
-
-@pytest.fixture(scope="module")
-def few() -> Iterator[Explained]:
-    with Rig(new=True) as rig:
-        yield filled(rig, *FEW)
-
-
-@pytest.fixture(scope="module")
-def many() -> Iterator[tuple[Rig, Explained]]:
-    with Rig(new=True) as rig:
-        yield rig, filled(rig, *MANY)
 
 
 def some_work(backend: QueueBackend) -> dict[str, Callable[[HeldClaim, list[str]], object]]:

@@ -11,11 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_explained import explained
-from postgres_rig import Rig, together
-from support.claims import AT_ONCE, a_post, claim, found, ids, post
+from postgres_rig import PATIENCE, Rig, together
+from support.claims import AT_ONCE, claim, found, ids, post
 from support.jobs import QUEUE, a_job, numbered
-from support.servers import shared_postgres
-from support.servers.pgbouncer import Pgbouncer
 from support.waiting import wait_until
 
 from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted, HeldClaim
@@ -30,9 +28,6 @@ from jobpool_torture.network import Proxy
 
 Connection = psycopg.Connection[Any]
 
-PATIENCE = 30
-"""Seconds that a busy machine may take for a statement."""
-
 MINE = "0123456789abcdef" * 2
 
 
@@ -42,13 +37,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def call(rig: Rig, connection: Connection, sql: str, *parameters: object) -> list[Any]:
-    return connection.execute(sql.replace("{schema}", f'"{rig.schema}"'), parameters).fetchall()
-
-
 def lock(rig: Rig, connection: Connection, ident: str) -> None:
     """Have a message's row, until the transaction ends."""
-    call(rig, connection, "SELECT 1 FROM {schema}.messages WHERE id = %s FOR UPDATE", ident)
+    rig.within(connection, "SELECT 1 FROM {schema}.messages WHERE id = %s FOR UPDATE", ident)
 
 
 @pytest.fixture
@@ -127,7 +118,7 @@ def test_a_claim_that_is_repeated_while_the_first_is_under_way_is_the_same(
 ) -> None:
     known = post(backend, b"0", b"1")
     sql = "SELECT id FROM {schema}.check_out(%s, %s, 1, 60000000, 60000000, 0, 7)"
-    assert call(rig, connection, sql, QUEUE, MINE) == [(known[0],)]
+    assert rig.within(connection, sql, QUEUE, MINE) == [(known[0],)]
     repeated = threads.submit(claim, backend, 1, claim_id=MINE)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%check_out%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the first")
@@ -149,7 +140,7 @@ def test_the_end_and_a_renewal_never_both_happen(rig: Rig, backend: PostgresBack
     """A renewal that began in time has the claim when its end comes."""
     known = post(backend, b"0", b"1")
     held = claim(backend, ttl=60.0)
-    assert len(call(rig, connection, "SELECT id FROM {schema}.prolong_claim(%s, %s, 600000000, NULL)", QUEUE, held.id))
+    assert len(rig.within(connection, "SELECT id FROM {schema}.prolong_claim(%s, %s, 600000000, NULL)", QUEUE, held.id))
     turn(rig, 60.0)
     assert backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0) is None
     assert backend.reap(QUEUE) == []
@@ -165,7 +156,7 @@ def test_a_renewal_that_waits_for_the_end_is_too_late(
     [ident] = post(backend)
     held = claim(backend, ttl=60.0)
     turn(rig, 59.0)
-    call(rig, connection, "SELECT {schema}.release_claim(%s, %s)", QUEUE, held.id)
+    rig.within(connection, "SELECT {schema}.release_claim(%s, %s)", QUEUE, held.id)
     renewal = threads.submit(backend.claims.renew, QUEUE, held.id, ttl=600.0)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%prolong_claim%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the release")
@@ -249,8 +240,7 @@ def test_a_life_is_prolonged_or_the_renewal_says_that_it_is_not(
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_threads_at_random_finish_each_message_once_and_never_lock_each_other_out(rig: Rig, isolation: str) -> None:
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    backends = [rig.open(timeout=PATIENCE, options=options) for _ in range(6)]
+    backends = [rig.open(timeout=PATIENCE, isolation=isolation) for _ in range(6)]
     known = backends[0].enqueue_many(numbered(120)) + post(backends[0], *[b"x"] * 120)
     finished: list[str] = []
     dead_locks = rig.dead_locks()
@@ -325,7 +315,7 @@ def test_claiming_costs_the_same_while_a_long_transaction_keeps_the_past(kind: s
             backend.enqueue_many(numbered(2500))
         rig.lower_step(100)
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        call(rig, connection, "SELECT count(*) FROM {schema}.messages")
+        rig.within(connection, "SELECT count(*) FROM {schema}.messages")
         explainer = explained(rig)
         backend, costs = explainer.backend, []
         for _ in range(120):
@@ -344,7 +334,7 @@ def test_no_floor_hides_what_came_early_and_was_committed_late(
     rig.lower_step(5)
     if kind == "post":
         sql = "SELECT {schema}.post(%s, '{late}', '{f}', ARRAY[''::bytea], ARRAY[NULL]::bigint[], '{0}')"
-        call(rig, connection, sql, QUEUE)
+        rig.within(connection, sql, QUEUE)
         post(backend, *[b"x"] * 300)
     else:
         backend.enqueue_in(connection, [a_job(identifier="late")])
@@ -439,7 +429,7 @@ def test_counts_that_are_kept_by_several_at_once_are_added_up(
     post(backend, b"0", b"1", life=60.0)
     turn(rig, 60.0)
     assert backend.claims.stats(QUEUE).expired == 2
-    call(rig, connection, "SELECT 1 FROM {schema}.expiries FOR UPDATE")
+    rig.within(connection, "SELECT 1 FROM {schema}.expiries FOR UPDATE")
     post(backend, b"2", life=60.0)
     turn(rig, 120.0)
     assert backend.claims.stats(QUEUE).expired == 3
@@ -494,23 +484,3 @@ def test_a_pop_whose_connection_breaks_is_not_done_again(rig: Rig) -> None:
         assert len(left) == 2
         proxy.cut()  # while the connection is idle
         assert ids(backend.claims.pop(QUEUE, 1)) == left[:1]
-
-
-def test_claims_through_a_pooler(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Often enough that anything prepared would be met again in a session of another."""
-    with Pgbouncer(tmp_path_factory.mktemp("pooler"), shared_postgres().url()) as pooler:
-        backend = rig.open(base=pooler.url())
-        for number in range(6):
-            job = backend.enqueue(a_job())
-            known = backend.claims.post(QUEUE, [a_post(b"%d" % number, life=100.0), a_post()])
-            held = claim(backend, max_claims=5)
-            assert ids(held.messages) == [job, *known]
-            assert ids(backend.claims.renew(QUEUE, held.id, ttl=60.0).messages) == [job, *known]
-            assert backend.claims.delete_many(QUEUE, known[:1], held.id) == [Deleted.DONE]
-            assert [listed.count for listed in backend.claims.list_claims(QUEUE)] == [2]
-            assert ids(backend.claims.get(QUEUE, held.id).messages) == [job, known[1]]
-            assert backend.claims.release(QUEUE, held.id) == 2
-            assert backend.claims.stats(QUEUE).free == 2
-            assert ids(backend.claims.list_free(QUEUE)) == [job, known[1]]
-            assert ids(backend.claims.pop(QUEUE, 5)) == [job, known[1]]
-        backend.close()

@@ -7,7 +7,7 @@ a quarter of a million with `--all`, and a million with POOLTEST_FULL=1.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -49,18 +49,6 @@ def filled(rig: Rig, each: int) -> Explained:
             rig.ask(f"INSERT INTO {{schema}}.{table} {columns} {_FROM}", each)
 
     return prepared(rig, _FILL, costs, fill)
-
-
-@pytest.fixture(scope="module")
-def few() -> Iterator[Explained]:
-    with Rig(new=True) as rig:
-        yield filled(rig, FEW)
-
-
-@pytest.fixture(scope="module")
-def many() -> Iterator[tuple[Rig, Explained]]:
-    with Rig(new=True) as rig:
-        yield rig, filled(rig, MANY)
 
 
 def fresh() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_rig import Rig, together
+from postgres_rig import PATIENCE, Rig, together
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import begin
 from support.waiting import wait_until
@@ -24,9 +24,6 @@ from jobpool_backends.postgres import PostgresBackend, enqueue, keys
 from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.sql import number_of
 from jobpool_torture.network import Proxy
-
-PATIENCE = 30
-"""Seconds that a busy machine may take for a statement."""
 
 LOCK = Guards(holds=(Hold("job:nightly"),))
 KEY = Guards(key="order-17")
@@ -74,8 +71,7 @@ def test_who_waited_for_another_sees_what_that_one_was_granted(
     rig: Rig, backend: PostgresBackend, guards: Guards, answer: Begin, isolation: str
 ) -> None:
     """The second has begun before the first commits: what it saw at its beginning is out of date."""
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    late = rig.open(timeout=PATIENCE, options=options)
+    late = rig.open(timeout=PATIENCE, isolation=isolation)
     first, second = leases(backend, 2)
     late.ping()
     with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
@@ -338,8 +334,7 @@ def test_records_written_at_once_in_any_order_do_not_lock_up(rig: Rig, backend: 
 def test_lines_written_at_once_are_all_there_and_in_each_ones_order(
     rig: Rig, backend: PostgresBackend, isolation: str
 ) -> None:
-    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
-    pools = [rig.open(timeout=PATIENCE, options=options) for _ in range(6)]
+    pools = [rig.open(timeout=PATIENCE, isolation=isolation) for _ in range(6)]
 
     def write(number: int) -> None:
         for step in range(20):
@@ -451,17 +446,6 @@ def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: Postgr
     assert backend.stats(QUEUE).waiting == 1
 
 
-def test_a_known_key_ends_at_its_time_to_the_microsecond(rig: Rig, backend: PostgresBackend) -> None:
-    known = backend.enqueue(unique())
-    guards = Guards(key="order-17", keep=500.0)
-    backend.ack(a_lease(backend).guarded(guards))
-    [(left,)] = rig.ask("SELECT until - {schema}.moment() FROM {schema}.uniques")
-    assert 400e6 < left <= 500e6
-    assert backend.enqueue(unique()) == known
-    rig.ask("UPDATE {schema}.uniques SET until = {schema}.moment()")
-    assert backend.enqueue(unique()) != known
-
-
 # --- many ---------------------------------------------------------------------------------------------------
 
 
@@ -477,14 +461,3 @@ def test_many_at_once_are_all_or_none_however_they_travel(
     payloads = [message.id for message in backend.list_messages(limit=1000)]
     assert payloads[0] == known
     assert payloads[1:] == ids[:250] + ids[251:]
-
-
-# --- follow-ups and a handler's own transaction -------------------------------------------------------------
-
-
-def test_a_ticket_says_nothing_of_keys_where_there_are_none(backend: PostgresBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
-    assert not {"key", "keep"} & set(backend.ticket(lease))
-    guarded = backend.ticket(lease.guarded(Guards(key="order-17", keep=1.5)))
-    assert (guarded["key"], guarded["keep"]) == ("order-17", 1_500_000)

@@ -7,7 +7,7 @@ POOLTEST_FULL=1: a million in each state, whose indexes are no deeper.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -24,7 +24,7 @@ from jobpool_backends.postgres import PostgresBackend
 pytestmark = pytest.mark.xdist_group("postgres-million")  # one load for all of them
 
 FEW = 1000
-EACH = 1_000_000 if os.environ.get("POOLTEST_FULL") else 250_000 if tiers.ALL else 50_000
+MANY = 1_000_000 if os.environ.get("POOLTEST_FULL") else 250_000 if tiers.ALL else 50_000
 
 _FILL = """
 INSERT INTO {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body,
@@ -40,18 +40,6 @@ FROM generate_series(1, %s) AS number, generate_series(0, 3) AS state, (SELECT {
 def filled(rig: Rig, each: int) -> Explained:
     """So many messages in each of the four states; the server is not told what is in the table."""
     return prepared(rig, ("messages",), costs, lambda: rig.ask(_FILL, QUEUE, each))
-
-
-@pytest.fixture(scope="module")
-def few() -> Iterator[Explained]:
-    with Rig(new=True) as rig:
-        yield filled(rig, FEW)
-
-
-@pytest.fixture(scope="module")
-def million() -> Iterator[tuple[Rig, Explained]]:
-    with Rig(new=True) as rig:
-        yield rig, filled(rig, EACH)
 
 
 def costs(found: Explained) -> dict[str, int]:
@@ -123,20 +111,20 @@ def give_back(backend: PostgresBackend, leases: list[JobLease]) -> None:
     backend.settle_many([(lease, Release()) for lease in leases])
 
 
-def test_the_cost_does_not_grow_with_the_messages(few: Explained, million: tuple[Rig, Explained]) -> None:
-    compare_costs(costs, few, million, ["messages"], 1.5, 5)
+def test_the_cost_does_not_grow_with_the_messages(few: Explained, many: tuple[Rig, Explained]) -> None:
+    compare_costs(costs, few, many, ["messages"], 1.5, 5)
 
 
-def test_stats_count_no_further_than_they_say(million: tuple[Rig, Explained]) -> None:
-    _, found = million
+def test_stats_count_no_further_than_they_say(many: tuple[Rig, Explained]) -> None:
+    _, found = many
     stats = found.backend.stats(QUEUE)
     assert (stats.waiting, stats.delayed, stats.leased, stats.dead, stats.cap) == (10_000,) * 5
     assert stats.oldest is not None
     check_plans(found, "stats")
 
 
-def test_bulk_verbs_read_what_they_change(million: tuple[Rig, Explained]) -> None:
-    _, found = million
+def test_bulk_verbs_read_what_they_change(many: tuple[Rig, Explained]) -> None:
+    _, found = many
     dead = MessageFilter(queue=QUEUE, states=(State.DEAD,))
     given = MessageFilter(ids=("0-1", "0-2"))
     waiting = MessageFilter(queue=QUEUE, states=(State.WAITING,))
@@ -147,9 +135,9 @@ def test_bulk_verbs_read_what_they_change(million: tuple[Rig, Explained]) -> Non
         check_plans(found, "bulk")
 
 
-def test_an_eviction_reads_what_it_removes_and_what_a_queue_may_keep(million: tuple[Rig, Explained]) -> None:
+def test_an_eviction_reads_what_it_removes_and_what_a_queue_may_keep(many: tuple[Rig, Explained]) -> None:
     """`dead_max` first: that walks over the newest, as many as may stay, in the index alone."""
-    rig, found = million
+    rig, found = many
     sql = f'SELECT "{rig.schema}".evict(%b, %b::bigint, %b::bigint, 2)'
     for kept, age in ((20, None), (None, 0)):
         evict = partial(found.backend._database.run, sql, (QUEUE, kept, age))

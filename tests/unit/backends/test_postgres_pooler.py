@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 from postgres_rig import Rig, together
-from support.jobs import QUEUE, a_job, at, numbered
+from support.claims import a_post, claim, ids
+from support.jobs import QUEUE, a_job, numbered
 from support.servers import PostgresServer, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
+from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Move, Release, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import Connection
-from jobpool_backends.postgres.wait import UNNOTIFIED_LOOK_INTERVAL_S, channel
+from jobpool_backends.postgres.in_transaction import ack
+from jobpool_backends.postgres.wait import channel
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""
@@ -99,26 +101,32 @@ def test_the_life_of_a_guarded_message(backend: PostgresBackend) -> None:
     assert keys.read_log("history", "nightly", limit=1) == [b"order-9"]
 
 
-def test_places_are_kept_to_by_many_clients_of_four_sessions(rig: Rig, pooler: Pgbouncer) -> None:
-    backends = [rig.open(base=pooler.url(), timeout=30) for _ in range(8)]
-    backends[0].enqueue_many(numbered(80))
-    guards = Guards(holds=(Hold("queue", 5),))
-    granted: list[str] = []
+def test_the_life_of_a_claim(backend: PostgresBackend) -> None:
+    claims = backend.claims
+    for number in range(6):
+        job = backend.enqueue(a_job())
+        known = claims.post(QUEUE, [a_post(b"%d" % number, life=100.0), a_post()])
+        held = claim(backend, max_claims=5)
+        assert ids(held.messages) == [job, *known]
+        assert ids(claims.renew(QUEUE, held.id, ttl=60.0).messages) == [job, *known]
+        assert claims.delete_many(QUEUE, known[:1], held.id) == [Deleted.DONE]
+        assert [listed.count for listed in claims.list_claims(QUEUE)] == [2]
+        assert ids(claims.get(QUEUE, held.id).messages) == [job, known[1]]
+        assert claims.release(QUEUE, held.id) == 2
+        assert claims.stats(QUEUE).free == 2
+        assert ids(claims.list_free(QUEUE)) == [job, known[1]]
+        assert ids(claims.pop(QUEUE, 5)) == [job, known[1]]
 
-    def begin(number: int) -> None:
-        asked = [(lease, guards) for lease in backends[number].fetch_many(QUEUE, limit=10, ttl=300.0)]
-        answers = backends[number].keys.begin_many(asked)
-        granted.extend(lease.id for (lease, _), answer in zip(asked, answers, strict=True) if answer)
 
-    together(8, begin)
-    assert len(granted) == 5
-    assert backends[0].keys.holders(QUEUE, "queue") == sorted(granted)
-
-
-def test_a_thousand_messages_at_once(backend: PostgresBackend) -> None:
-    backend.enqueue_many(numbered(1000))
-    leases = backend.fetch_many(QUEUE, limit=1000)
-    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * 1000
+def test_an_enqueue_and_an_ack_in_a_transaction_of_the_callers(backend: PostgresBackend, pooler: Pgbouncer) -> None:
+    with psycopg.connect(pooler.url(), prepare_threshold=None) as connection:
+        for _ in range(10):
+            backend.enqueue_in(connection, [a_job()])
+            connection.commit()
+            [lease] = backend.fetch_many(QUEUE, limit=1)
+            ack(connection, backend.ticket(lease))
+            connection.commit()
+            assert backend.ack(lease) is Settled.ALREADY
 
 
 def test_transactions_of_several_statements_are_not_torn_apart(rig: Rig, pooler: Pgbouncer) -> None:
@@ -146,31 +154,6 @@ def test_many_clients_share_four_sessions(rig: Rig, pooler: Pgbouncer) -> None:
 
     together(8, drain)
     assert len(seen) == len(set(seen)) == 200
-
-
-def test_an_enqueue_is_found_half_a_second_late_at_most(rig: Rig, backend: PostgresBackend) -> None:
-    producer = rig.open()
-    with ThreadPoolExecutor(1) as threads:
-        for rest in (0.0, 0.3, 0.8):
-            assert backend.wait_any([QUEUE], rest) is None
-            found = threads.submit(backend.wait_any, [QUEUE], 30.0)
-            started = Stopwatch()
-            producer.enqueue(a_job())
-            assert found.result(10.0) == QUEUE
-            assert started.seconds() < UNNOTIFIED_LOOK_INTERVAL_S + SLACK
-            producer.fetch_many(QUEUE, limit=1)
-
-
-def test_a_delay_is_slept_out_to_the_moment(backend: PostgresBackend) -> None:
-    late = []
-    for _ in range(3):
-        due = time.time() + 0.3
-        backend.enqueue(a_job(scheduled_at=at(due)))
-        assert backend.wait_any([QUEUE], 30.0) == QUEUE
-        late.append(time.time() - due)
-        assert len(backend.fetch_many(QUEUE, limit=1)) == 1
-    assert 0 <= min(late) < 0.05
-    assert max(late) < UNNOTIFIED_LOOK_INTERVAL_S + SLACK
 
 
 def test_nobody_lies_down_where_nothing_is_heard(rig: Rig, backend: PostgresBackend) -> None:

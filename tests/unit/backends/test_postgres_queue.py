@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_explained import explained
-from postgres_rig import Rig, together
+from postgres_rig import PATIENCE, Rig, together
 from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.waiting import wait_until
 
@@ -24,13 +24,6 @@ from jobpool_backends.postgres import leases as leases_module
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
 
 Connection = psycopg.Connection[Any]
-
-PATIENCE = 30
-"""Seconds that a busy machine may take for a statement."""
-
-
-def call(rig: Rig, connection: Connection, sql: str, *parameters: object) -> Any:
-    return connection.execute(sql.replace("{schema}", f'"{rig.schema}"'), parameters).fetchall()
 
 
 def payloads(leases: list[JobLease]) -> list[object]:
@@ -63,7 +56,7 @@ def test_a_settlement_that_is_repeated_while_the_first_is_under_way_is_answered_
     sql = "SELECT {schema}.settle('c1', ARRAY[%s, %s], ARRAY[%s, %s]::bigint[], ARRAY[%s, %s]::bigint[])"
     tickets = [backend.ticket(lease) for lease in (first, second)]
     given = [ticket[name] for name in ("queue", "seq", "holder") for ticket in tickets]
-    assert call(rig, connection, sql, *given) == [("oo",)]
+    assert rig.within(connection, sql, *given) == [("oo",)]
     with ThreadPoolExecutor(1) as threads:
         repeated = threads.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
         wait_until(
@@ -78,7 +71,7 @@ def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
 ) -> None:
     backend.enqueue_many(numbered(6))
     sql = "SELECT id FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)"
-    first = call(rig, connection, sql, QUEUE)
+    first = rig.within(connection, sql, QUEUE)
     with ThreadPoolExecutor(1) as threads:
         repeated = threads.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
         wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
@@ -107,7 +100,7 @@ def test_an_id_that_ends_while_it_is_enqueued_again_is_remembered(
     lease = new_lease(backend, identifier="order-17")
     ticket = backend.ticket(lease)
     sql = "SELECT {schema}.settle('c1', ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::bigint[])"
-    assert call(rig, connection, sql, ticket["queue"], ticket["seq"], ticket["holder"]) == [("o",)]
+    assert rig.within(connection, sql, ticket["queue"], ticket["seq"], ticket["holder"]) == [("o",)]
     with ThreadPoolExecutor(3) as threads:
         one = threads.submit(backend.enqueue, a_job(identifier="order-17"))
         few = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
@@ -149,7 +142,7 @@ def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_w
         held_up = threads.submit(slow.fetch_many, QUEUE, limit=3)
         wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it has looked")
         sql = "SELECT id FROM {schema}.lease(%s, %s, 30000000, 'f1', 77)"
-        assert len(call(rig, connection, sql, QUEUE, taken)) == taken
+        assert len(rig.within(connection, sql, QUEUE, taken)) == taken
         holding.rollback()
         assert payloads(held_up.result(10.0)) == left
     connection.rollback()
@@ -162,7 +155,7 @@ def test_a_fetch_that_has_not_ended_hides_only_what_it_took(
 ) -> None:
     backend.enqueue_many(numbered(9))
     backend.fetch_many(QUEUE, limit=1)
-    call(rig, connection, f"SELECT id FROM {{schema}}.{fetch}", QUEUE)
+    rig.within(connection, f"SELECT id FROM {{schema}}.{fetch}", QUEUE)
     assert payloads(backend.fetch_many(QUEUE, limit=2)) == [4, 5]
     connection.rollback()
     assert payloads(backend.fetch_many(QUEUE, limit=9)) == [1, 2, 3, 6, 7, 8]
@@ -176,7 +169,7 @@ def test_a_renewal_waits_for_nobody_and_tells_the_deadline_that_stands(
 ) -> None:
     backend.enqueue_many(numbered(2))
     locked, free = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
-    call(rig, connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
+    rig.within(connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
     kept, renewed = backend.renew_many([locked, free], 60.0)
     assert kept is not None
     assert kept.expires_at == locked.expires_at
@@ -192,7 +185,7 @@ def test_a_message_that_somebody_else_has_locked_is_not_reaped(
     backend.enqueue_many(numbered(2))
     locked, free = backend.fetch_many(QUEUE, limit=2)
     backend.settle_many([(locked, Forfeit("x")), (free, Forfeit("x"))])
-    call(rig, connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
+    rig.within(connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
     assert [reaped.id for reaped in backend.reap(QUEUE)] == [free.id]
     connection.rollback()
     assert [reaped.id for reaped in backend.reap(QUEUE)] == [locked.id]
@@ -204,7 +197,7 @@ def test_a_settlement_waits_for_a_renewal_that_is_under_way(
     be_patient(rig)
     backend.enqueue_many(numbered(3))
     leases = backend.fetch_many(QUEUE, limit=3)
-    call(rig, connection, "SELECT FROM {schema}.messages FOR UPDATE")
+    rig.within(connection, "SELECT FROM {schema}.messages FOR UPDATE")
     with ThreadPoolExecutor(1) as threads:
         settled = threads.submit(
             backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))]
@@ -250,7 +243,7 @@ def test_fetching_costs_the_same_while_a_long_transaction_keeps_the_past() -> No
         rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = off)")
         backend.enqueue_many(numbered(20_000))
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        call(rig, connection, "SELECT count(*) FROM {schema}.messages")
+        rig.within(connection, "SELECT count(*) FROM {schema}.messages")
         found = explained(rig)
         costs = []
         for _ in range(95):
@@ -284,7 +277,7 @@ def test_no_floor_hides_what_a_fetch_gave_back_by_its_end(
     rig.lower_step(5)
     backend.enqueue_many(numbered(301))
     assert payloads(backend.fetch_many(QUEUE, limit=1)) == [0]
-    call(rig, connection, "SELECT FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)", QUEUE)
+    rig.within(connection, "SELECT FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)", QUEUE)
     for _ in range(20):
         leases = backend.fetch_many(QUEUE, limit=10)
         backend.settle_many([(lease, Ack()) for lease in leases])
@@ -355,7 +348,7 @@ def test_floors_lose_nothing_whatever_commits_when(rig: Rig, backend: PostgresBa
     def give_up(number: int) -> None:
         with psycopg.connect(rig.server.url()) as connection:
             while time.monotonic() < over:
-                call(rig, connection, "SELECT FROM {schema}.lease(%s, 5, 30000000, 'f', %s)", QUEUE, number)
+                rig.within(connection, "SELECT FROM {schema}.lease(%s, 5, 30000000, 'f', %s)", QUEUE, number)
                 time.sleep(0.003)
                 connection.rollback()
 
@@ -578,24 +571,12 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     assert backend.count(MessageFilter(states=(State.DEAD,))) == 200 - count
 
 
-def test_fallen_due_and_not_fetched_since_it_waits_for_whoever_looks(rig: Rig, backend: PostgresBackend) -> None:
-    known = backend.enqueue_many([a_job(number, scheduled_at=at(time.time() + 600)) for number in range(10)])
-    rig.ask("UPDATE {schema}.messages SET available_at = 1000000 - seq WHERE seq %% 2 = %s", 0)
-    waiting, delayed = MessageFilter(states=(State.WAITING,)), MessageFilter(states=(State.DELAYED,))
-    assert [message.id for message in backend.list_messages(waiting)] == known[1::2]
-    assert [message.id for message in backend.list_messages(delayed, limit=2)] == known[:3:2]
-    assert (backend.count(waiting), backend.count(delayed)) == (5, 5)
-    assert backend.stats(QUEUE).oldest is not None
-    assert backend.bulk(waiting, Verb.DELETE) == 5
-    assert backend.stats(QUEUE).oldest is None
-
-
 # --- servers that are set up otherwise ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_stricter_isolation_by_default_is_slower_and_no_more(rig: Rig, backend: PostgresBackend, level: str) -> None:
-    strict = rig.open(timeout=PATIENCE, options=f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
+    strict = rig.open(timeout=PATIENCE, isolation=level)
     strict.enqueue_many(numbered(40))
     acked: list[str] = []
 

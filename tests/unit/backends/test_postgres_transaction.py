@@ -7,32 +7,23 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from postgres_rig import Rig
 from psycopg.rows import dict_row
-from support.jobs import QUEUE, a_job, at, new_lease
-from support.servers.pgbouncer import Pgbouncer
+from support.jobs import QUEUE, a_job, new_lease
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.broker.values import LOOK_INTERVAL_S
-from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
+from jobpool.errors import ConfigurationError, LeaseLost
 from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.postgres import PostgresBackend, in_transaction
 from jobpool_backends.postgres.in_transaction import ack
 
 Connection = psycopg.Connection[Any]
-
-
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open()
-    backend.prepare()
-    return backend
 
 
 @pytest.fixture
@@ -53,14 +44,6 @@ def test_the_first_job_of_all_may_come_this_way() -> None:
         with rig.connect() as connection:
             backend.enqueue_in(connection, [a_job()])
         assert backend.stats(QUEUE).waiting == 1
-
-
-def test_a_savepoint_takes_it_back_alone(backend: PostgresBackend, connection: Connection) -> None:
-    [kept] = backend.enqueue_in(connection, [a_job()])
-    with connection.transaction(force_rollback=True):
-        backend.enqueue_in(connection, [a_job()])
-    connection.commit()
-    assert [message.id for message in backend.list_messages()] == [kept]
 
 
 def test_the_commit_wakes_whoever_waits(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
@@ -103,34 +86,6 @@ def test_an_open_transaction_holds_up_nobody(rig: Rig, backend: PostgresBackend,
     connection.commit()
     assert other.stats(QUEUE).waiting == 1
     assert other.fetch(QUEUE) is not None
-
-
-def test_what_was_enqueued_before_others_and_committed_after_them_is_not_lost(
-    backend: PostgresBackend, connection: Connection
-) -> None:
-    """A fetch does not look below where it has been, unless somebody may still commit there."""
-    [late] = backend.enqueue_in(connection, [a_job("late")])
-    for _ in range(5):
-        known = backend.enqueue_many([a_job() for _ in range(200)])
-        leases = backend.fetch_many(QUEUE, limit=200)
-        assert [lease.id for lease in leases] == known
-        assert all(backend.settle_many([(lease, Ack()) for lease in leases]))
-    assert backend.fetch(QUEUE) is None
-    connection.commit()
-    [lease] = backend.fetch_many(QUEUE, limit=1)
-    assert lease.id == late
-
-
-def test_the_rules_of_an_enqueue_hold(backend: PostgresBackend, connection: Connection) -> None:
-    backend.enqueue(a_job("first", identifier="order-1"))
-    due = time.time() + 60
-    with connection:
-        assert backend.enqueue_in(connection, [a_job("second", identifier="order-1")]) == ["order-1"]
-        backend.enqueue_in(connection, [a_job(scheduled_at=at(due)), a_job(priority=1, queue="mails")])
-        assert backend.enqueue_in(connection, []) == []
-        with pytest.raises(InvalidJob):
-            backend.enqueue_in(connection, [a_job(), a_job("x" * 2_000_000)])
-    assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).delayed, backend.stats("mails").waiting) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -314,19 +269,6 @@ def test_a_snapshot_that_is_older_than_the_lease_is_explained(
     assert "level READ COMMITTED, or ack first" in caught.value.__notes__[0]
     connection.rollback()
     assert backend.ack(lease) is Settled.OK
-
-
-def test_both_work_through_a_pooler(rig: Rig, tmp_path: Path) -> None:
-    with Pgbouncer(tmp_path, rig.server.url()) as pooler:
-        backend = rig.open(base=pooler.url())
-        with psycopg.connect(pooler.url(), prepare_threshold=None) as connection:
-            for _ in range(10):
-                backend.enqueue_in(connection, [a_job()])
-                connection.commit()
-                [lease] = backend.fetch_many(QUEUE, limit=1)
-                ack(connection, backend.ticket(lease))
-                connection.commit()
-                assert backend.ack(lease) is Settled.ALREADY
 
 
 SMALL = """

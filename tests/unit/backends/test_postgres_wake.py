@@ -92,16 +92,6 @@ def test_threads_that_wait_share_one_connection(rig: Rig, threads: ThreadPoolExe
     assert not any(waiting.running() for waiting in found)
 
 
-def test_a_thread_goes_on_listening_when_the_one_that_did_is_done(rig: Rig, threads: ThreadPoolExecutor) -> None:
-    backend, producer = rig.open(), rig.open()
-    first, second = (asleep(rig, backend, threads, queue) for queue in ("one", "two"))
-    producer.enqueue(a_job(queue="one"))
-    assert first.result(10.0) == "one"
-    wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers WHERE queue = 'two'"), what="the second sleeps on")
-    producer.enqueue(a_job(queue="two"))
-    assert second.result(10.0) == "two"
-
-
 def test_a_listening_connection_that_breaks_is_replaced(rig: Rig, threads: ThreadPoolExecutor) -> None:
     backend, producer = rig.open(), rig.open()
     found = asleep(rig, backend, threads)
@@ -120,19 +110,6 @@ def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolE
     started = Stopwatch()
     rig.ask("SELECT pg_terminate_backend(%s)", old)
     producer.enqueue(a_job())
-    assert found.result(10.0) == QUEUE
-    assert started.seconds() < LOOK_INTERVAL_S + SLACK
-
-
-def test_a_message_for_which_nobody_rang_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
-    """Its enqueue looked for sleepers just before we lay down; or the server forgot them, in a crash."""
-    backend, producer = rig.open(), rig.open()
-    found = asleep(rig, backend, threads)
-    started = Stopwatch()
-    with rig.connect() as other:
-        other.execute(f"DELETE FROM {rig.schema}.sleepers")
-        other.commit()
-        producer.enqueue(a_job())
     assert found.result(10.0) == QUEUE
     assert started.seconds() < LOOK_INTERVAL_S + SLACK
 

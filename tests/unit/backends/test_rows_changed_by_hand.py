@@ -69,7 +69,8 @@ def test_of_sqlite(tmp_path: Path, leased: bool) -> None:
     columns = ("attempts", "crashes", "deliveries", "enqueued_at", "available_at", "last_crash")
     values = ("'x'", "x'00ff'", "1.5", "-1", MAX_BIGINT, MIN_BIGINT)
     changes = [f"UPDATE messages SET {column} = {value}" for column in columns for value in values]
-    changes += ["UPDATE bodies SET body = 'x'", "UPDATE bodies SET body = 5", "DELETE FROM bodies"]
+    changes += [f"UPDATE bodies SET body = {value}" for value in ("'x'", "5", "CAST(x'ff' AS TEXT)")]
+    changes += ["DELETE FROM bodies"]
     for number, change in enumerate(changes):
         path = tmp_path / f"{number}.db"
         with row(change), closing(SqliteBackend(str(path))) as backend:

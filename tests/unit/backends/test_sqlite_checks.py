@@ -92,11 +92,6 @@ def test_a_file_that_this_user_may_not_write_is_a_problem(
     assert (finding.level, finding.found) == (Level.PROBLEM, f"this user may not write {path}{beside}")
 
 
-def test_the_contract_asks_them(open_sqlite: Open) -> None:
-    assert {finding.check for finding in open_sqlite().diagnose()} >= {"sqlite.journal", "sqlite.space"}
-    assert open_sqlite().broker_time() is None
-
-
 @pytest.mark.parametrize(
     ("mode", "why"),
     [

@@ -1,4 +1,4 @@
-"""The key store in a file: whose clock decides, what a batch costs, and that nothing stays for ever."""
+"""The key store in a file: a handler's own ack, and that nothing stays for ever."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from sqlite_explained import rows
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.clock import ManualClock
-from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
-from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.in_transaction import ack
 from jobpool_backends.sqlite.keys import HOLD_SWEEP_PAGE
@@ -37,47 +36,6 @@ def two_leases(backend: SqliteBackend, ttl: float = 30.0) -> tuple[JobLease, Job
     [first] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
     [second] = backend.fetch_many(QUEUE, limit=1, ttl=1000.0)
     return first, second
-
-
-# --- whose clock decides ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step", [-3600.0, 3600.0])
-def test_setting_the_clock_neither_frees_nor_keeps_a_place(open_sqlite: Open, step: float) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
-    first, second = two_leases(backend)
-    assert begin(backend, first) is Begin.GRANTED
-    clock.set_wall(step)
-    clock.advance(29.999999)
-    assert begin(backend, second) is Begin.HELD
-    assert backend.keys.holders(QUEUE, "job:nightly") == [first.id]
-    clock.advance(0.000001)
-    assert backend.keys.holders(QUEUE, "job:nightly") == []
-    assert begin(backend, second) is Begin.GRANTED
-
-
-@pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
-def test_after_a_reboot_the_wall_clock_decides(open_sqlite: Open, boot: int) -> None:
-    before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
-    first, second = two_leases(before)
-    assert begin(before, first) is Begin.GRANTED
-    clock = ManualClock(1_800_000_029.0, boot=5.0)
-    after = open_sqlite(clock=clock, boot=boot)
-    assert begin(after, second) is Begin.HELD
-    clock.set_wall(1.0)
-    assert begin(after, second) is Begin.GRANTED
-
-
-def test_a_clock_set_back_stops_a_rate_for_a_window_at_most(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    keys = open_sqlite(clock=clock).keys
-    rate = Rate("queue", 1, 10.0)
-    assert keys.take(QUEUE, rate, "one") == 0.0
-    clock.set_wall(-9.0)
-    assert keys.take(QUEUE, rate, "two") == 19.0
-    clock.set_wall(-1.0)
-    assert keys.take(QUEUE, rate, "two") == 0.0
 
 
 # --- a handler's own ack ------------------------------------------------------------------------------------
@@ -198,8 +156,3 @@ def test_the_newer_autocommit_is_refused_too(
         pytest.raises(ConfigurationError, match="BEGIN IMMEDIATE"),
     ):
         backend.enqueue_in(newer, [a_job()])
-
-
-def test_a_backend_that_cannot_says_so() -> None:
-    with pytest.raises(Unsupported, match="memory://"):
-        MemoryBackend().enqueue_in(object(), [a_job()])

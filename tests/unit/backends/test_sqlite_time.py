@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 import pytest
 from sqlite_explained import rows
-from support.claims import claim, found, ids, nothing_to_claim, post
+from support.claims import claim, ids, nothing_to_claim, post
 from support.jobs import QUEUE, a_job, at, numbered
+from support.looks import begin
 
 from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, State
 from jobpool.clock import ManualClock
 from jobpool.errors import ClaimNotFound
+from jobpool.message.guards import Begin, Guards, Hold
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT
@@ -22,17 +24,25 @@ from jobpool_backends.sqlite.step import this_boot
 Open = Callable[..., SqliteBackend]
 
 
+GUARDS = Guards(holds=(Hold("job:nightly"),))
+
+
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-def test_setting_the_clock_neither_ends_nor_prolongs_a_lease(open_sqlite: Open, step: float) -> None:
+def test_setting_the_clock_neither_ends_nor_prolongs_a_lease_or_its_place(open_sqlite: Open, step: float) -> None:
     clock = ManualClock()
     backend = open_sqlite(clock=clock)
-    backend.enqueue_many(numbered(2))
+    backend.enqueue_many(numbered(3))
     first, second = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
+    [other] = backend.fetch_many(QUEUE, limit=1, ttl=1000.0)
+    assert begin(backend, second, GUARDS)
     clock.set_wall(step)
-    clock.advance(29.0)
+    clock.advance(29.999999)
     assert backend.reap(QUEUE) == []
     assert backend.ack(first) is Settled.OK
-    clock.advance(1.0)
+    assert begin(backend, other, GUARDS).answer is Begin.HELD
+    clock.advance(0.000001)
+    assert backend.keys.holders(QUEUE, "job:nightly") == []
+    assert begin(backend, other, GUARDS)
     assert backend.ack(second) is Settled.EXPIRED
     assert len(backend.reap(QUEUE)) == 1
 
@@ -42,11 +52,14 @@ def test_after_a_reboot_the_wall_clock_decides(open_sqlite: Open, boot: int) -> 
     before = open_sqlite(clock=ManualClock(boot=90_000.0), boot=2)
     before.enqueue_many(numbered(2))
     held, renewed = before.fetch_many(QUEUE, limit=2, ttl=30.0)
+    assert begin(before, held, GUARDS)
     clock = ManualClock(1_800_000_020.0, boot=5.0)
     after = open_sqlite(clock=clock, boot=boot)
     assert after.reap(QUEUE) == []
     assert after.renew(renewed, 30.0).expires_at == 35.0
+    assert begin(after, renewed, GUARDS).answer is Begin.HELD
     clock.advance(10.0)
+    assert begin(after, renewed, GUARDS)
     assert after.ack(held) is Settled.EXPIRED
     assert [reaped.id for reaped in after.reap(QUEUE)] == [held.id]
     clock.advance(20.0)
@@ -125,24 +138,12 @@ def test_setting_the_clock_neither_ends_nor_prolongs_a_claim(open_sqlite: Open, 
     assert backend.claims.get(QUEUE, held.id).age == 59
     assert backend.claims.delete_many(QUEUE, known[:1], held.id) == [Deleted.DONE]
     clock.advance(1.0)
+    assert backend.claims.list_claims(QUEUE) == []
     with pytest.raises(ClaimNotFound):
         backend.claims.get(QUEUE, held.id)
     with pytest.raises(ClaimNotFound):
         backend.claims.delete_many(QUEUE, known, held.id)
     assert ids(claim(backend).messages) == known[1:]
-
-
-def test_a_clock_that_is_set_back_revives_no_claim(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
-    [ident] = post(backend)
-    held = claim(backend, ttl=60.0)
-    clock.advance(60.0)
-    clock.set_wall(-3600.0)
-    with pytest.raises(ClaimNotFound):
-        backend.claims.renew(QUEUE, held.id, ttl=60.0)
-    assert backend.claims.list_claims(QUEUE) == []
-    assert backend.claims.delete_many(QUEUE, [ident]) == [Deleted.DONE]
 
 
 @pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
@@ -185,20 +186,6 @@ def test_claims_of_several_boots_end_each_by_its_own_clock(open_sqlite: Open) ->
     assert free[-1] == known[:3]
 
 
-def test_a_reap_frees_what_a_claim_of_another_boot_held(open_sqlite: Open) -> None:
-    before = open_sqlite(clock=ManualClock(WALL, boot=90_000.0), boot=2)
-    ident = before.enqueue(a_job())
-    claim(before, ttl=60.0)
-    clock = ManualClock(WALL + 59.0, boot=1.0)
-    after = open_sqlite(clock=clock, boot=3)
-    assert after.reap_expired(QUEUE, visibility_timeout=10.0) == 0
-    assert after.fetch_many(QUEUE, limit=1) == []
-    clock.advance(1.0)
-    assert after.reap(QUEUE) == []
-    [lease] = after.fetch_many(QUEUE, limit=1)
-    assert (lease.id, lease.crashes) == (ident, 0)
-
-
 def test_a_life_is_on_the_wall_clock_also_for_what_is_claimed(open_sqlite: Open) -> None:
     """What has ended was never there: a clock that is set on by days ends lives, and the claim goes on without them."""
     clock = ManualClock()
@@ -224,14 +211,3 @@ def test_a_release_does_not_count_what_has_ended(open_sqlite: Open) -> None:
     clock.set_wall(86_400.0)
     assert backend.claims.release(QUEUE, held.id) == 0
     assert (nothing_to_claim(backend), backend.claims.stats(QUEUE).expired) == (True, 2)
-
-
-def test_the_end_of_a_claim_is_shown_as_unix_time(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
-    [ident] = post(backend)
-    held = claim(backend, ttl=90.0)
-    assert found(backend, ident).expires_at == WALL + 90.0
-    clock.advance(10.0)
-    backend.claims.renew(QUEUE, held.id, ttl=90.0)
-    assert found(backend, ident).expires_at == WALL + 100.0

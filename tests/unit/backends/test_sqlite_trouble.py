@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from at_once import at_once
 from support.descriptors import no_more_descriptors
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, Verb
-from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
+from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.sqlite import SqliteBackend, database
 from jobpool_backends.sqlite.database import PRAGMAS
 from jobpool_backends.sqlite.schema import is_current
@@ -156,11 +155,6 @@ def test_a_file_of_another_kind_is_named_and_left_alone(path: Path, open_sqlite:
     with pytest.raises(BackendUnavailable, match=f"{path} is not a SQLite database: name another file"):
         open_sqlite()
     assert path.read_bytes().startswith(b"Dear diary")
-
-
-def test_an_empty_file_becomes_a_database(path: Path, open_sqlite: Open) -> None:
-    path.touch()
-    open_sqlite().enqueue(a_job())
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["missing", "emptied"])
@@ -341,24 +335,6 @@ def test_what_was_answered_is_there_after_a_kill(path: Path, open_sqlite: Open) 
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-OPEN_AT_ONCE = """
-import sys
-from jobpool.message.definition import JobDefinition
-from jobpool_backends.sqlite import SqliteBackend
-print("ready", flush=True)
-sys.stdin.readline()
-backend = SqliteBackend(sys.argv[1], timeout=30.0)
-backend.enqueue(JobDefinition("report", queue="reports"))
-backend.close()
-"""
-
-
-def test_eight_processes_create_one_database(path: Path, open_sqlite: Open) -> None:
-    command = [sys.executable, "-c", OPEN_AT_ONCE, str(path)]
-    assert at_once(command, 8) == [""] * 8
-    assert open_sqlite().stats(QUEUE).waiting == 8
-
-
 def test_a_file_that_somebody_else_prepares_between_two_looks_is_ours(tmp_path: Path) -> None:
     path = str(tmp_path / "jobpool.db")
 
@@ -383,22 +359,3 @@ def test_who_waits_leaves_a_connection_for_others_when_no_more_can_be_opened(ope
     with no_more_descriptors(), backend._database.session():  # as a wait keeps one
         backend.enqueue(a_job())
     assert backend.stats(QUEUE).waiting == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["UPDATE bodies SET body = '{}'", "UPDATE bodies SET body = 7", "DELETE FROM bodies"],
-    ids=["text", "number", "gone"],
-)
-def test_a_body_that_is_no_blob_is_fetched_as_an_empty_one_and_refused(
-    open_sqlite: Open, path: Path, change: str
-) -> None:
-    """It would end the pool that fetches it: no text is decoded, and no number has a length."""
-    backend = open_sqlite()
-    backend.enqueue(a_job())
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(change)
-    [lease] = backend.fetch_many(QUEUE, limit=1)
-    assert lease.body == b""
-    with pytest.raises(MalformedEnvelope):
-        _ = lease.envelope
