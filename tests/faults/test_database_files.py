@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.faultmoves import Figure, gated, let_pass, start_pools, stop_all, under_way
+from support.faultmoves import Figure, end_unharmed, gated, let_pass, start_pools, stop_all, under_way
 from support.outages import NO_ANSWER, REFUSES_WRITES, costing, wait_begun_after
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.small_disk import SmallDisk, small_disk
@@ -55,11 +55,7 @@ def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figur
     figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
     figure("CPU of a master a second of lock", cost.cpu / cost.seconds * 1000, "ms")
     assert cost.cpu < 0.25 * cost.seconds, "no busy loop"
-    rig.wait_drained()
-    stop_all(rig, pools)
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
+    end_unharmed(rig, pools)
 
 
 def _wait_told(pools: Sequence[PoolProcess], event: str, why: str) -> None:
@@ -106,11 +102,7 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
         assert len(rig.starts()) <= begun + leased, "no more than what had been leased"
         disk.free()
         figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
-        rig.wait_drained()
-        stop_all(rig, pools)
-        account = rig.account()
-        account.assert_once_each()
-        assert not any(account.crashes.values())
+        end_unharmed(rig, pools)
     finally:
         rig.end()
 

@@ -89,7 +89,7 @@ def test_a_fork_server_that_a_job_has_stopped_is_replaced_and_attempts_are_judge
     pool = rig.start_pool("--max-crashes", "0", workers=3, app=an_app(rig, extra=ORDERS)).wait_ready(3)
     [server] = pool.fork_servers()
     end = rig.directory / "end"
-    innocent = rig.enqueue("again", {"first": 0, "later": 0, "until": str(end), "then": str(end)})
+    innocent = gated(rig, end, end)
     rig.wait_started(innocent)
     striker = rig.enqueue("strike", {"number": int(signal.SIGSTOP)})
     wait_until(lambda: rig.ends(striker), LIMIT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from support.faultmoves import gated, start_pools, stop_all
+from support.faultmoves import end_unharmed, gated, start_pools, stop_all
 from support.outages import NO_ANSWER, wait_fetched_after
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import Broker, ClusterBroker
@@ -76,11 +76,7 @@ def test_a_redis_whose_memory_is_full_refuses_jobs_and_is_worked_down(unbounded:
     opened.touch()
     rig.wait_drained()
     rig.enqueue("work", {"tag": PAYLOAD})
-    rig.wait_drained()
-    stop_all(rig, pools)
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
+    end_unharmed(rig, pools)
 
 
 def fill(rig: Rig) -> None:
@@ -97,12 +93,8 @@ def test_scripts_that_are_flushed_in_the_middle_of_the_work_are_sent_again(broke
     for _ in range(FLUSHES):
         tell(broker, "SCRIPT", "FLUSH")
         wait_fetched_after(rig, time.monotonic())
-    rig.wait_drained()
+    end_unharmed(rig, pools)
     assert noscripts(broker) - before >= FLUSHES, "somebody was answered so each time"
-    stop_all(rig, pools)
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
     assert not any(pool.log(NO_ANSWER) for pool in pools)
 
 

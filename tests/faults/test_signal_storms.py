@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 import pytest
-from support.faultmoves import Figure, fed, let_pass, seconds_until_gone, start_pools, stop_all
+from support.faultmoves import Figure, assert_unharmed, fed, let_pass, seconds_until_gone, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.seeds import printed_seed
 from support.stalls import Stalls
@@ -111,9 +111,7 @@ def test_a_storm_of_signals(rig: Rig) -> None:
         wait_until(lambda p=pool: p.log("stack of a child"))  # type: ignore[misc]
     assert len(sizes) > 1, "children came or went"
     rig.wait_drained()
-    account = rig.account()
-    account.assert_once_each()
-    assert set(account.crashes.values()) == {0}
+    assert_unharmed(rig)
     for pool in pools:
         assert not pool.log("a child died")
         wait_until(lambda p=pool: len(p.fork_servers()) == 1, 20.0)  # type: ignore[misc]

@@ -22,6 +22,10 @@ class Account(oracle.Account):
         if found := {name: list(self.found[name].items())[:5] for name in counts if self.found[name]}:
             raise AssertionError(str(found))
 
+    def assert_apart(self) -> None:
+        """Assert as `assert_clean`, and that no message ran beside itself."""
+        self.assert_clean([*VIOLATIONS, "OVERLAP"])
+
     def assert_once_each(self) -> None:
         """Assert as `assert_clean`, and that no message ended twice or ran beside itself."""
         self.assert_clean(RULES)

@@ -128,3 +128,17 @@ def stop_all(rig: Rig, pools: Sequence[PoolProcess]) -> None:
         pool.send(15)
     assert [pool.wait() for pool in pools] == [0] * len(pools)
     rig.assert_no_processes_left()
+
+
+def assert_unharmed(rig: Rig) -> None:
+    """Every job has run once, and no crash was charged to any: no lease had to run out."""
+    account = rig.account()
+    account.assert_once_each()
+    assert set(account.crashes.values()) == {0}
+
+
+def end_unharmed(rig: Rig, pools: Sequence[PoolProcess], limit: float = LIMIT) -> None:
+    """Let the pools do the rest and stop: every job has run once, without a crash."""
+    rig.wait_drained(limit)
+    stop_all(rig, pools)
+    assert_unharmed(rig)

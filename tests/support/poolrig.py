@@ -9,6 +9,7 @@ itself into another session, or was adopted by init, too.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -115,6 +116,14 @@ class PoolProcess:
         with contextlib.suppress(StopIteration):
             return look(self.note()).ok
         return False
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of what it answers to a GET, where it serves metrics."""
+        port = int(wait_until(lambda: self.log("metrics are served"))[0]["port"])
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
 
     def wait_ready(self, count: int) -> PoolProcess:
         """Wait until exactly that many children are ready, and the scoreboard shows none that is dead already."""
