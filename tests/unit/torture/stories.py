@@ -93,5 +93,5 @@ def cut_short(fence: int, failures: int = 0, crashes: int = 0, verb: str = "forf
 def failed(fence: int, failures: int = 0, crashes: int = 0, verb: str = "nack") -> list[Line]:
     """A delivery whose handler raised."""
     told = (fence, failures + 1, crashes)
-    end = settled(fence, verb, adds=(int(verb == "abandon"), 0))
+    end = settled(fence, verb, adds=(int(verb in ("abandon", "move")), 0))
     return [fetched(fence, failures, crashes), run("start", *told), run("fail", *told), *end]
