@@ -10,15 +10,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from support.faultmoves import Figure, end_unharmed, gated, let_pass, start_pools, stop_all, under_way
-from support.outages import NO_ANSWER, REFUSES_WRITES, costing, wait_begun_after
-from support.poolrig import LIMIT, PoolProcess, Rig
+from support.outages import NO_ANSWER, REFUSES_WRITES, costing, wait_back, wait_begun_after
+from support.poolrig import PoolProcess, Rig
 from support.small_disk import SmallDisk, small_disk
-from support.stalls import Stalls
 from support.waiting import wait_until
 
 LOCKED = 2.5
@@ -60,11 +59,7 @@ def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figur
 
 def _wait_told(pools: Sequence[PoolProcess], event: str, why: str) -> None:
     """Each has said so within `TOLD`, and one of them why."""
-    with Stalls() as stalls:
-        begun = time.monotonic()
-        wait_until(lambda: all(pool.log(event) for pool in pools), LIMIT, "it is told")
-        took = time.monotonic() - begun
-    assert took < TOLD + stalls.seconds
+    wait_back(lambda: all(pool.log(event) for pool in pools), "it is told", TOLD)
     entries = [entry for pool in pools for entry in pool.log(event)]
     assert any(why in entry["error"] for entry in entries), entries
 
@@ -73,15 +68,12 @@ def _wait_told(pools: Sequence[PoolProcess], event: str, why: str) -> None:
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
-    try:
-        mounted = small_disk(tmp_path / "disk", SIZE)
-        disk = mounted.__enter__()
-    except OSError as error:
-        pytest.skip(f"no small disk can be mounted here: {error}")
-    try:
+    with ExitStack() as mounted:
+        try:
+            disk = mounted.enter_context(small_disk(tmp_path / "disk", SIZE))
+        except OSError as error:
+            pytest.skip(f"no small disk can be mounted here: {error}")
         yield disk
-    finally:
-        mounted.__exit__(None, None, None)
 
 
 @pytest.mark.row(27)

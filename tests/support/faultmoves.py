@@ -12,7 +12,7 @@ from typing import Any
 
 from jobpool_torture.ledger import Line
 from jobpool_torture.processes import descriptors, send
-from support.poolrig import LIMIT, PoolProcess, Rig, wait_gone
+from support.poolrig import LIMIT, PoolProcess, Rig, measured, wait_gone
 from support.poolrig_brokers import Host
 from support.stalls import Stalls
 from support.waiting import wait_until
@@ -67,14 +67,17 @@ def under_way(rig: Rig, pool: PoolProcess) -> set[str]:
     return {ident for ident, _ in fetched - settled}
 
 
-def seconds_until_gone(pids: Iterable[int], bound: float) -> float:
-    """How long these processes still run: less than the bound, and what the machine keeps this one waiting."""
+def in_time(action: Callable[[], object], bound: float, what: str = "done") -> float:
+    """Seconds that it took: fewer than the bound, and those for which the machine kept this one waiting."""
     with Stalls() as stalls:
-        begun = time.monotonic()
-        wait_gone(list(pids), LIMIT)
-        took = time.monotonic() - begun
-    assert took < bound + stalls.seconds, f"dead after {took:.2f} s, and {stalls.seconds:.2f} s were the machine's"
+        took = measured(action)
+    assert took < bound + stalls.seconds, f"{what} after {took:.2f} s, and {stalls.seconds:.2f} s were the machine's"
     return took
+
+
+def seconds_until_gone(pids: Iterable[int], bound: float) -> float:
+    """How long these processes still run, within the bound as above."""
+    return in_time(lambda: wait_gone(list(pids), LIMIT), bound, "dead")
 
 
 THREADS = 6

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from jobpool.broker.values import Message, State
 from jobpool_torture.ledger import Line
+from jobpool_torture.workload import Item
 
 ID = "m"
 
@@ -22,6 +23,10 @@ class Clock:
 
 
 CLOCK = Clock()
+
+
+def item(kind: str, **options: object) -> Item:
+    return Item(0, 0.0, kind, "torture.work", {}, options=dict(options))
 
 
 def fetched(fence: int, failures: int = 0, crashes: int = 0, *, owner: str = "", holds: float = 0.0) -> Line:
