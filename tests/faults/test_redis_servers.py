@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 from redis import Redis
@@ -12,7 +12,7 @@ from support.faultmoves import end_unharmed, gated, start_pools, stop_all
 from support.outages import NO_ANSWER, wait_fetched_after
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import Broker, ClusterBroker
-from support.servers import Server
+from support.servers import RedisServer
 
 from jobpool.errors import BackendUnavailable
 
@@ -27,15 +27,17 @@ MOST = 1000
 FLUSHES = 4
 
 
-def servers(broker: Broker) -> Sequence[Server]:
-    return broker.cluster.masters if isinstance(broker, ClusterBroker) else [broker.server]
+def servers(broker: Broker) -> Sequence[RedisServer]:
+    if isinstance(broker, ClusterBroker):
+        return broker.cluster.masters
+    assert isinstance(broker.server, RedisServer)
+    return [broker.server]
 
 
 def tell(broker: Broker, *words: str | int) -> None:
     """One command to every server."""
     for server in servers(broker):
-        with Redis(host=server.host, port=server.port) as client:
-            client.execute_command(*words)
+        server.ask(*words)
 
 
 @pytest.fixture
@@ -100,9 +102,5 @@ def test_scripts_that_are_flushed_in_the_middle_of_the_work_are_sent_again(broke
 
 def noscripts(broker: Broker) -> int:
     """How often the servers have answered NOSCRIPT."""
-    found = 0
-    for server in servers(broker):
-        with Redis(host=server.host, port=server.port) as client:
-            told: Any = client.info("errorstats")
-        found += int(told.get("errorstat_NOSCRIPT", {}).get("count", 0))
-    return found
+    told = b"".join(server.ask("INFO", "errorstats") for server in servers(broker))
+    return sum(map(int, re.findall(rb"errorstat_NOSCRIPT:count=(\d+)", told)))
