@@ -189,6 +189,18 @@ def test_what_a_losing_hole_swallows_is_lost_and_its_connection_is_half_open(pro
     assert echo.heard == [b"before\n"] * 2 + [b"unharmed\n"]
 
 
+def test_what_is_under_way_when_a_losing_hole_opens_is_lost_and_counted(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.delay(SOON)
+        client.say(b"lost\n")
+        wait_until(lambda: proxy.counts().bytes_up == 12, what="the proxy has it, and holds it")
+        proxy.black_hole(keep=False)
+        proxy.restore()
+        wait_until(lambda: proxy.counts().bytes_lost == 5)
+    assert echo.heard == [b"before\n"]
+
+
 def test_a_hole_in_another_direction_leaves_the_first_as_it_is(proxy: Proxy, echo: Echo) -> None:
     with Client(proxy) as client, Client(proxy) as other:
         client.ask(b"before\n")
