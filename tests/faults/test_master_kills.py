@@ -7,13 +7,11 @@ import time
 from collections.abc import Collection
 
 import pytest
-from support.faultmoves import Figure, fed, gated, seconds_until_gone, start_pools, stop_all, under_way
+from support.faultmoves import Figure, fed, freeze, gated, seconds_until_gone, start_pools, stop_all, under_way
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker
 from support.stalls import Stalls
 from support.waiting import wait_until
-
-from jobpool_torture.processes import state
 
 TTL = 4.0
 """Seconds: the leases of those that live must bear the pauses of a busy machine, of which two thirds are sure."""
@@ -82,8 +80,7 @@ def _stop_at_work(rig: Rig, victim: PoolProcess, beside: Collection[str] = ()) -
     """Stop it, under load, where it has more under way than those: between two jobs it may have none."""
 
     def stopped() -> bool:
-        victim.send(signal.SIGSTOP)
-        wait_until(lambda: state(victim.pid) == "T", LIMIT, "it is stopped")
+        freeze(victim)
         if under_way(rig, victim) - set(beside):
             return True
         victim.send(signal.SIGCONT)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jobpool_torture.ledger import Line
-from jobpool_torture.processes import descriptors, send
+from jobpool_torture.processes import descriptors, send, state
 from support.poolrig import LIMIT, PoolProcess, Rig, measured, wait_gone
 from support.poolrig_brokers import Host
 from support.stalls import Stalls
@@ -55,6 +55,12 @@ def runner_of(pid: int, pools: Sequence[PoolProcess]) -> tuple[PoolProcess, list
 def wait_runs(rig: Rig, ident: str, count: int, limit: float) -> None:
     """Wait until a message has begun so many times."""
     wait_until(lambda: len(rig.starts(ident)) >= count, limit, f"{ident} began {count} times")
+
+
+def freeze(pool: PoolProcess) -> None:
+    """SIGSTOP to its master, which stands still afterwards."""
+    pool.send(signal.SIGSTOP)
+    wait_until(lambda: state(pool.pid) == "T", LIMIT, "it is stopped")
 
 
 def under_way(rig: Rig, pool: PoolProcess) -> set[str]:
@@ -104,6 +110,12 @@ def peak(pool: PoolProcess) -> int:
     """Most bytes that its master has had at a time."""
     [line] = [line for line in Path(f"/proc/{pool.pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) << 10
+
+
+def is_reloaded(pool: PoolProcess, before: list[int]) -> bool:
+    """Whether it has one fork server, and those it had before are gone, and their children with them."""
+    now = pool.fork_servers()
+    return len(now) == 1 and now != before
 
 
 def kill_fork_server(pool: PoolProcess) -> int:
