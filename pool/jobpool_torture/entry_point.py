@@ -106,10 +106,10 @@ def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[
 
 
 def _plan(options: Options, place: Environment) -> list[Fault]:
-    there = place.nemesis.kinds()
-    kinds = [kind for kind in options.faults or there if kind in there]
+    wanted, cannot = options.faults or tuple(KINDS), place.nemesis.cannot()
+    kinds = [kind for kind in wanted if kind not in cannot]
     if not kinds:
-        reasons = {place.nemesis.cannot()[kind] for kind in options.faults or KINDS}
+        reasons = {cannot[kind] for kind in wanted}
         raise ConfigurationError(f"none of these faults can be had here: {'; '.join(sorted(reasons))}")
     return schedule.plan(
         options.seed, seconds=options.seconds, pools=options.pools, kinds=kinds, ttl=options.ttl, rate=FAULTS_A_SECOND

@@ -55,7 +55,7 @@ class Known:
         return self.verb == verb or any(line.verb == verb for line in self.unknown)
 
 
-def known_of(calls: Iterable[Line], *, idempotent: bool = True) -> Known:
+def known_of(calls: Iterable[Line], *, idempotent: bool) -> Known:
     """Read the `asked`, `settled` and `unknown` lines of one delivery, in their order.
 
     If settlements are `idempotent`, a refusal tells that the unanswered calls before it had no effect.

@@ -96,19 +96,13 @@ class Nemesis:
         """Pools held up by things that must not hold up a pool: a sentence for each time."""
         fleet.excuse = self._excuse
 
-    def kinds(self) -> list[str]:
-        """Return the kinds of fault that it can strike here."""
-        return [kind for kind in KINDS if not self._why_not(kind)]
-
     def cannot(self) -> dict[str, str]:
-        """Return the other kinds, and why not, as half a sentence."""
-        return {kind: why for kind in KINDS if (why := self._why_not(kind))}
-
-    def _why_not(self, kind: str) -> str:
-        return self._reasons.get(kind.partition(".")[0], "") or self._reasons.get(kind, "")
+        """Return the kinds of fault that it cannot strike here, and why not, as half a sentence."""
+        reasons = {kind: self._reasons.get(kind.partition(".")[0]) or self._reasons.get(kind) for kind in KINDS}
+        return {kind: why for kind, why in reasons.items() if why}
 
     def strike(self, fault: Fault) -> Blow:
-        """Strike one fault of the `kinds`; `due` undoes it when it is over. Blocks for milliseconds.
+        """Strike one fault of a kind that it can strike; `due` undoes it when it is over. Blocks for milliseconds.
 
         Raises OSError: no process can be started any more.
         """

@@ -178,9 +178,12 @@ class Carrier:
         """Write what is pending, as far as the network lets it through."""
         while flow.pending:
             await self._passes[flow.direction].wait()
+            if link.gone:
+                self.counts.bytes_lost += len(flow.pending)
+                flow.pending = b""
+                return
             try:
-                sent = len(flow.pending) if link.gone else flow.sink.send(flow.pending)
-                flow.pending = flow.pending[sent:]
+                flow.pending = flow.pending[flow.sink.send(flow.pending) :]
             except BlockingIOError:
                 await asyncio.sleep(FULL_PAUSE_S)
 

@@ -5,10 +5,8 @@ And the app that leaves threads running after its import, which each child then 
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import time
-from contextlib import closing
 from datetime import datetime
 
 import pytest
@@ -30,11 +28,7 @@ THREAD = "threading.Thread(target=time.sleep, args=(600,), daemon=True, name='ti
 
 
 def is_ready(pool: PoolProcess) -> bool:
-    """What `/readyz` says."""
-    port = int(pool.log("metrics are served")[0]["port"])
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
+    return pool.get("/readyz")[0] == 200
 
 
 def fetchers(rig: Rig, idents: list[str]) -> set[str]:

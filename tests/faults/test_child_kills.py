@@ -70,8 +70,7 @@ def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, reque
         assert len(rig.ends(ident)) == 1 + (phase in ENDED), phase
     assert [len(rig.starts(ident)) for ident in steady] == [1, 1]
     account = rig.account()
-    account.assert_clean()
-    assert not account["OVERLAP"]
+    account.assert_apart()
     assert sum(account.crashes.values()) == sum(phase in CHARGED for phase in doomed.values()), "CR = kills of runs"
     assert not rig.dead()
     _check_successors(rig, stalls, figure)
@@ -171,8 +170,7 @@ def test_children_killed_at_random_moments(rig: Rig) -> None:
     assert kills == KILLS
     rig.wait_drained(60)
     account = rig.account()
-    account.assert_clean()
-    assert not account["OVERLAP"]
+    account.assert_apart()
     assert sum(account.crashes.values()) <= kills
     assert not rig.dead(), "no limit, no dead letter"
     assert {line.attempt for line in rig.starts()} == {1}, "a crash is not a failed attempt"
@@ -200,8 +198,7 @@ def test_children_killed_and_frozen_while_others_take_what_waits_behind_their_lo
     _freeze_a_child_until_others_have_done_the_rest(rig, pool, rng)
     rig.wait_drained(60)
     account = rig.account()
-    account.assert_clean()
-    assert not account["OVERLAP"]
+    account.assert_apart()
     assert sum(account.crashes.values()) <= kills + POISON
     assert all(rig.ends(ident) for ident in poison), "also what dies in its first delivery, if it begins that"
     runs = Counter(line.id for line in rig.starts())

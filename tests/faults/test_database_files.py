@@ -10,15 +10,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.faultmoves import Figure, gated, let_pass, start_pools, stop_all, under_way
-from support.outages import NO_ANSWER, REFUSES_WRITES, costing, wait_begun_after
-from support.poolrig import LIMIT, PoolProcess, Rig
+from support.faultmoves import Figure, end_unharmed, gated, let_pass, start_pools, stop_all, under_way
+from support.outages import NO_ANSWER, REFUSES_WRITES, costing, wait_back, wait_begun_after
+from support.poolrig import PoolProcess, Rig
 from support.small_disk import SmallDisk, small_disk
-from support.stalls import Stalls
 from support.waiting import wait_until
 
 LOCKED = 2.5
@@ -55,20 +54,12 @@ def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figur
     figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
     figure("CPU of a master a second of lock", cost.cpu / cost.seconds * 1000, "ms")
     assert cost.cpu < 0.25 * cost.seconds, "no busy loop"
-    rig.wait_drained()
-    stop_all(rig, pools)
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
+    end_unharmed(rig, pools)
 
 
 def _wait_told(pools: Sequence[PoolProcess], event: str, why: str) -> None:
     """Each has said so within `TOLD`, and one of them why."""
-    with Stalls() as stalls:
-        begun = time.monotonic()
-        wait_until(lambda: all(pool.log(event) for pool in pools), LIMIT, "it is told")
-        took = time.monotonic() - begun
-    assert took < TOLD + stalls.seconds
+    wait_back(lambda: all(pool.log(event) for pool in pools), "it is told", TOLD)
     entries = [entry for pool in pools for entry in pool.log(event)]
     assert any(why in entry["error"] for entry in entries), entries
 
@@ -77,15 +68,12 @@ def _wait_told(pools: Sequence[PoolProcess], event: str, why: str) -> None:
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
-    try:
-        mounted = small_disk(tmp_path / "disk", SIZE)
-        disk = mounted.__enter__()
-    except OSError as error:
-        pytest.skip(f"no small disk can be mounted here: {error}")
-    try:
+    with ExitStack() as mounted:
+        try:
+            disk = mounted.enter_context(small_disk(tmp_path / "disk", SIZE))
+        except OSError as error:
+            pytest.skip(f"no small disk can be mounted here: {error}")
         yield disk
-    finally:
-        mounted.__exit__(None, None, None)
 
 
 @pytest.mark.row(27)
@@ -106,11 +94,7 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
         assert len(rig.starts()) <= begun + leased, "no more than what had been leased"
         disk.free()
         figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
-        rig.wait_drained()
-        stop_all(rig, pools)
-        account = rig.account()
-        account.assert_once_each()
-        assert not any(account.crashes.values())
+        end_unharmed(rig, pools)
     finally:
         rig.end()
 

@@ -39,9 +39,7 @@ def pools(rig: Rig) -> Iterator[list[PoolProcess]]:
     flags = ("--ttl", "5", "--default-timeout", "20", "--kill-grace", str(GRACE))
     pools = start_pools(rig, 2, *flags, workers=WORKERS)
     yield pools
-    account = rig.account()
-    account.assert_clean()
-    assert not account["OVERLAP"]
+    rig.account().assert_apart()
     stop_all(rig, pools)
 
 

@@ -87,7 +87,7 @@ def assert_charged_exactly(rig: Rig, point: str, pool: PoolProcess) -> int:
     mine = [line for line in rig.lines() if line.pid == pool.pid]
     assert mine[-1].event in LAST[point.partition(":")[0].partition("/")[0]], (point, mine[-3:])
     for line in [line for line in mine if line.event == "fetched"]:
-        known = known_of(calls_of(mine, line))
+        known = known_of(calls_of(mine, line), idempotent=True)
         if known.verb in ("ack", "abandon"):
             continue
         never_sent = point.startswith("before-settle") and not known.accepted

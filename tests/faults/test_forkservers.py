@@ -14,9 +14,8 @@ import pytest
 from support import ordinary_user
 from support.apps_pool import LONG
 from support.changing_app import an_app
-from support.faultmoves import Figure, gated, kill_fork_server, seconds_until_gone, start_pools, stop_all
-from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, measured, wait_gone
-from support.stalls import Stalls
+from support.faultmoves import Figure, gated, in_time, kill_fork_server, seconds_until_gone, start_pools, stop_all
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, wait_gone
 from support.tiers import more
 from support.waiting import wait_until
 
@@ -89,7 +88,7 @@ def test_a_fork_server_that_a_job_has_stopped_is_replaced_and_attempts_are_judge
     pool = rig.start_pool("--max-crashes", "0", workers=3, app=an_app(rig, extra=ORDERS)).wait_ready(3)
     [server] = pool.fork_servers()
     end = rig.directory / "end"
-    innocent = rig.enqueue("again", {"first": 0, "later": 0, "until": str(end), "then": str(end)})
+    innocent = gated(rig, end, end)
     rig.wait_started(innocent)
     striker = rig.enqueue("strike", {"number": int(signal.SIGSTOP)})
     wait_until(lambda: rig.ends(striker), LIMIT)
@@ -117,9 +116,7 @@ def test_a_pool_whose_fork_server_does_not_answer_stops_within_its_grace(rig: Ri
     long = rig.enqueue("work", {"seconds": LONG})
     [line] = rig.wait_started(long)
     silence(rig, pool, how, spare=line.pid)
-    with Stalls() as stalls:
-        took = measured(lambda: pool.stop())
-    assert took < 1.0 + 2.0 + stalls.seconds
+    in_time(pool.stop, 1.0 + 2.0)
     assert pool.wait() == 0
     rig.assert_no_processes_left()
     message = rig.inspect(long)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.faultmoves import (
     Figure,
+    freeze,
     gated,
     let_pass,
     runner_of,
@@ -169,8 +170,7 @@ def _stop_between_writes(rig: Rig, pool: PoolProcess) -> None:
     """Stop it, and on SQLite not in the middle of a write: it would keep the file's lock, and hold up every pool."""
 
     def stopped() -> bool:
-        pool.send(signal.SIGSTOP)
-        wait_until(lambda: state(pool.pid) == "T", LIMIT, "it is stopped")
+        freeze(pool)
         if not rig.url.startswith("sqlite:") or _is_unlocked(rig.directory / "jobpool.db"):
             return True
         pool.send(signal.SIGCONT)

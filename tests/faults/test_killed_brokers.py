@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.faultmoves import Figure, gated, let_pass, seconds_until_gone, start_pools, stop_all
+from support.faultmoves import Figure, end_unharmed, gated, let_pass, seconds_until_gone, start_pools, stop_all
 from support.faultrig import fault_rig
 from support.outages import (
     BACK,
@@ -72,13 +70,9 @@ def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: 
         broker.server.stop()
         broker.bring_back()
         figure("after a restart", wait_begun_after(rig, time.monotonic()), "s")
-    rig.wait_drained()
     assert producer.refused
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values()), "every lease outlived the outage"
+    end_unharmed(rig, rig.pools)  # every lease outlived the outage
     assert len(rig.starts(long)) == 1
-    stop_all(rig, rig.pools)
     assert_all_is_counted(rig)
 
 
@@ -88,20 +82,12 @@ def assert_degraded_and_not_dead(pool: PoolProcess) -> None:
     [complaint] = [check for check in look(pool.note()).checks if check.name == "broker"]
     assert "127.0.0.1" in complaint.text
     assert pool.ready() == 2, "its children stay"
-    status, text = get(pool, "/readyz")
+    status, text = pool.get("/readyz")
     assert (status, text.startswith("degraded: the broker last answered")) == (503, True)
-    assert get(pool, "/livez") == (200, "live\n")
-    status, scraped = get(pool, "/metrics")
+    assert pool.get("/livez") == (200, "live\n")
+    status, scraped = pool.get("/metrics")
     assert status == 200, "a scrape never asks the broker"
     assert 'outcome="succeeded",queue="default"}' in scraped
-
-
-def get(pool: PoolProcess, path: str) -> tuple[int, str]:
-    port = int(pool.log("metrics are served")[0]["port"])
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
 
 
 def assert_all_is_counted(rig: Rig) -> None:
@@ -199,11 +185,7 @@ def test_a_node_that_stands_still_is_waited_for(broker: ClusterBroker, rig: Rig,
     back = time.monotonic()
     rig.enqueue_many("work", [{}] * 20)  # all the others may be done by now
     figure("work goes on after", wait_begun_after(rig, back), "s")
-    rig.wait_drained()
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
-    stop_all(rig, rig.pools)
+    end_unharmed(rig, rig.pools)
 
 
 # --- brokers whose leases are their connections' ------------------------------------------------------------

@@ -7,13 +7,11 @@ import time
 from collections.abc import Collection
 
 import pytest
-from support.faultmoves import Figure, fed, gated, seconds_until_gone, start_pools, stop_all, under_way
+from support.faultmoves import Figure, fed, freeze, gated, seconds_until_gone, start_pools, stop_all, under_way
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker
 from support.stalls import Stalls
 from support.waiting import wait_until
-
-from jobpool_torture.processes import state
 
 TTL = 4.0
 """Seconds: the leases of those that live must bear the pauses of a busy machine, of which two thirds are sure."""
@@ -64,8 +62,7 @@ def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(
     gate.touch()
     rig.wait_drained()
     account = rig.account()
-    account.assert_clean()
-    assert not account["OVERLAP"]
+    account.assert_apart()
     again = {ident for ident in rig.enqueued if len(rig.starts(ident)) > 1}
     assert again <= in_flight, "DUP: only what it held"
     figure("run again", len(again), "messages")
@@ -83,8 +80,7 @@ def _stop_at_work(rig: Rig, victim: PoolProcess, beside: Collection[str] = ()) -
     """Stop it, under load, where it has more under way than those: between two jobs it may have none."""
 
     def stopped() -> bool:
-        victim.send(signal.SIGSTOP)
-        wait_until(lambda: state(victim.pid) == "T", LIMIT, "it is stopped")
+        freeze(victim)
         if under_way(rig, victim) - set(beside):
             return True
         victim.send(signal.SIGCONT)
@@ -115,7 +111,5 @@ def test_masters_killed_again_and_again(rig: Rig) -> None:
         victim.stop(signal.SIGKILL)
         seconds_until_gone(family, CHILDREN_GONE)
     rig.wait_drained()
-    account = rig.account()
-    account.assert_clean()
-    assert not account["OVERLAP"]
+    rig.account().assert_apart()
     stop_all(rig, [stable])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 from redis import Redis
-from support.faultmoves import gated, start_pools, stop_all
+from support.faultmoves import end_unharmed, gated, start_pools, stop_all
 from support.outages import NO_ANSWER, wait_fetched_after
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import Broker, ClusterBroker
-from support.servers import Server
+from support.servers import RedisServer
 
 from jobpool.errors import BackendUnavailable
 
@@ -27,15 +27,17 @@ MOST = 1000
 FLUSHES = 4
 
 
-def servers(broker: Broker) -> Sequence[Server]:
-    return broker.cluster.masters if isinstance(broker, ClusterBroker) else [broker.server]
+def servers(broker: Broker) -> Sequence[RedisServer]:
+    if isinstance(broker, ClusterBroker):
+        return broker.cluster.masters
+    assert isinstance(broker.server, RedisServer)
+    return [broker.server]
 
 
 def tell(broker: Broker, *words: str | int) -> None:
     """One command to every server."""
     for server in servers(broker):
-        with Redis(host=server.host, port=server.port) as client:
-            client.execute_command(*words)
+        server.ask(*words)
 
 
 @pytest.fixture
@@ -76,11 +78,7 @@ def test_a_redis_whose_memory_is_full_refuses_jobs_and_is_worked_down(unbounded:
     opened.touch()
     rig.wait_drained()
     rig.enqueue("work", {"tag": PAYLOAD})
-    rig.wait_drained()
-    stop_all(rig, pools)
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
+    end_unharmed(rig, pools)
 
 
 def fill(rig: Rig) -> None:
@@ -97,20 +95,12 @@ def test_scripts_that_are_flushed_in_the_middle_of_the_work_are_sent_again(broke
     for _ in range(FLUSHES):
         tell(broker, "SCRIPT", "FLUSH")
         wait_fetched_after(rig, time.monotonic())
-    rig.wait_drained()
+    end_unharmed(rig, pools)
     assert noscripts(broker) - before >= FLUSHES, "somebody was answered so each time"
-    stop_all(rig, pools)
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
     assert not any(pool.log(NO_ANSWER) for pool in pools)
 
 
 def noscripts(broker: Broker) -> int:
     """How often the servers have answered NOSCRIPT."""
-    found = 0
-    for server in servers(broker):
-        with Redis(host=server.host, port=server.port) as client:
-            told: Any = client.info("errorstats")
-        found += int(told.get("errorstat_NOSCRIPT", {}).get("count", 0))
-    return found
+    told = b"".join(server.ask("INFO", "errorstats") for server in servers(broker))
+    return sum(map(int, re.findall(rb"errorstat_NOSCRIPT:count=(\d+)", told)))

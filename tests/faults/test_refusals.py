@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 
 import psycopg
 import pytest
 from redis import Redis
-from support.faultmoves import gated, let_pass, start_pools, stop_all
+from support.faultmoves import end_unharmed, gated, let_pass, start_pools, stop_all
 from support.outages import REFUSES_WRITES, wait_back
 from support.poolrig import Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker, PostgresBroker, RedisBroker
@@ -75,9 +75,8 @@ def renamed_table(broker: Broker | None, rig: Rig) -> Iterator[None]:
 
 
 @contextmanager
-def no_login(broker: Broker | None, rig: Rig) -> Iterator[None]:
+def no_login(broker: Broker) -> Iterator[None]:
     """Nobody may log in any more, and who had is thrown out."""
-    del rig
     assert isinstance(broker, PostgresBroker)
     with psycopg.connect(broker.server_url, autocommit=True) as connection:
         connection.execute("ALTER ROLE postgres NOLOGIN")
@@ -87,9 +86,8 @@ def no_login(broker: Broker | None, rig: Rig) -> Iterator[None]:
 
 
 @contextmanager
-def no_rights(broker: Broker | None, rig: Rig) -> Iterator[None]:
+def no_rights(broker: Broker) -> Iterator[None]:
     """The pools' user may do nothing but ask whether the server is there."""
-    del rig
     assert isinstance(broker, RedisBroker)
     with broker.client() as client:
         client.execute_command("ACL", "SETUSER", "root", "on", ">root", "~*", "&*", "+@all")
@@ -99,21 +97,11 @@ def no_rights(broker: Broker | None, rig: Rig) -> Iterator[None]:
         root.execute_command("ACL", "SETUSER", "default", "+@all")
 
 
-Withdrawal = Callable[[Broker | None, Rig], AbstractContextManager[None]]
-
-WITHDRAWALS: dict[str, tuple[Withdrawal, str]] = {
-    "table": (renamed_table, "has lost a table"),
-    "login": (no_login, "does not know this user"),
-    "rights": (no_rights, "grant it the commands and the keys"),
-}
-"""What goes away, and what is said of it."""
-
-
 @pytest.mark.row(36)
 @pytest.mark.on("sqlite", "postgres")
 @pytest.mark.own_server
 def test_a_table_that_is_away_for_a_while_is_waited_for(broker: Broker | None, rig: Rig) -> None:
-    assert_waited_for(broker, rig, "table")
+    assert_waited_for(rig, renamed_table(broker, rig), "has lost a table")
 
 
 @pytest.mark.more
@@ -121,38 +109,33 @@ def test_a_table_that_is_away_for_a_while_is_waited_for(broker: Broker | None, r
 @pytest.mark.on("postgres")
 @pytest.mark.own_server
 def test_a_login_that_is_away_for_a_while_is_waited_for(broker: Broker, rig: Rig) -> None:
-    assert_waited_for(broker, rig, "login")
+    assert_waited_for(rig, no_login(broker), "does not know this user")
 
 
 @pytest.mark.row(36)
 @pytest.mark.on("redis")
 @pytest.mark.own_server
 def test_rights_that_are_away_for_a_while_are_waited_for(broker: Broker, rig: Rig) -> None:
-    assert_waited_for(broker, rig, "rights")
+    assert_waited_for(rig, no_rights(broker), "grant it the commands and the keys")
 
 
-def assert_waited_for(broker: Broker | None, rig: Rig, what: str) -> None:
-    """What has finished meanwhile is settled when they are back, and runs once."""
-    withdrawn, said = WITHDRAWALS[what]
+def assert_waited_for(rig: Rig, withdrawn: AbstractContextManager[None], said: str) -> None:
+    """What has finished meanwhile is settled when it is back, and runs once. `said`: a part of what pools say of it."""
     [pool] = start_pools(rig, 1)
     opened = rig.directory / "opened"
     held = [gated(rig, opened, opened) for _ in range(2)]
     rig.wait_started(*held)
     waiting = rig.enqueue_many("work", [{}] * 20)
-    with withdrawn(broker, rig):
+    with withdrawn:
         opened.touch()
         wait_until(lambda: len(rig.ends()) >= len(held), what="what ran has ended")
         wait_until(lambda: pool.log(REFUSES_POOL), what="the pool says that it is refused")
         let_pass(AWAY)
-    rig.wait_drained()
+    wait_until(lambda: pool.log(BACK_AGAIN), what="its end is told")
+    end_unharmed(rig, [pool])
     [refused] = pool.log(REFUSES_POOL)
     assert said in refused["error"]
-    wait_until(lambda: pool.log(BACK_AGAIN), what="its end is told")
     assert len(pool.log(BACK_AGAIN)) == 1
-    stop_all(rig, [pool])
-    account = rig.account()
-    account.assert_once_each()
-    assert not any(account.crashes.values())
     assert {line.id for line in rig.ends()} == {*held, *waiting}
 
 
@@ -174,7 +157,7 @@ def test_a_pool_that_is_refused_for_too_long_settles_what_it_can_and_exits(broke
 @pytest.mark.on("redis")
 @pytest.mark.own_server
 def test_a_refusal_before_the_first_answer_ends_a_pool_at_once(broker: Broker, rig: Rig) -> None:
-    with no_rights(broker, rig):
+    with no_rights(broker):
         pool = rig.start_pool()
         assert pool.wait() == 1
     assert "grant it the commands and the keys" in pool.log_path.read_text()

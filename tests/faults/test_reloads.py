@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support.changing_app import BROKEN, an_app, version_seen
-from support.faultmoves import Figure, stop_all
+from support.faultmoves import Figure, end_unharmed, gated, is_reloaded, stop_all
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, wait_gone
 from support.waiting import wait_until
 
@@ -34,7 +34,7 @@ def reload_as(rig: Rig, pool: PoolProcess, version: str) -> None:
 @pytest.mark.row(22)
 def test_hup_brings_new_code_but_no_broken_code_and_disturbs_no_running_job(rig: Rig, figure: Figure) -> None:
     end = rig.directory / "end"
-    running = rig.enqueue("again", {"first": 0, "later": 0, "until": str(end)})
+    running = gated(rig, end)
     pool = rig.start_pool(workers=3, app=an_app(rig, "old")).wait_ready(3)
     [runner] = [line.pid for line in rig.wait_started(running)]
     other = rig.start_pool(workers=1, app=an_app(rig, "other", name="other_app")).wait_ready(1)
@@ -80,12 +80,9 @@ def test_many_hups_under_load(rig: Rig) -> None:
     rig.wait_drained()
     wait_until(lambda: version_seen(rig) == "v5", LIMIT, "the last version runs")
     wait_until(lambda: len(pool.fork_servers()) == 1, LIMIT, "one fork server is left")
-    account = rig.account()
-    account.assert_once_each()
-    assert set(account.crashes.values()) == {0}
-    assert not pool.log("a child died")
     pool.wait_ready(2)
-    stop_all(rig, [pool, other])
+    end_unharmed(rig, [pool, other])
+    assert not pool.log("a child died")
 
 
 @pytest.mark.more
@@ -98,22 +95,12 @@ def test_reloads_in_a_stream_of_quick_jobs_with_longer_ones_among_them_come_to_t
         before = pool.fork_servers()
         pool.send(signal.SIGHUP)
         wait_until(lambda b=before: fed_mixed(rig, mixed) and is_reloaded(pool, b), 30.0, "reloaded")  # type: ignore[misc]
-    rig.wait_drained()
-    account = rig.account()
-    account.assert_once_each()
-    assert set(account.crashes.values()) == {0}
+    end_unharmed(rig, [pool, other])
     assert not pool.log("a child died")
     assert not pool.log("a child that was told to leave has not left; it is killed")
-    stop_all(rig, [pool, other])
 
 
 def fed_mixed(rig: Rig, jobs: list[dict[str, float]]) -> bool:
     if rig.stats().waiting < len(jobs):
         rig.enqueue_many("work", jobs)
     return True
-
-
-def is_reloaded(pool: PoolProcess, before: list[int]) -> bool:
-    """Whether it has one fork server, and it is another one."""
-    now = pool.fork_servers()
-    return len(now) == 1 and now != before

@@ -61,9 +61,7 @@ def pools(rig: Rig) -> Iterator[list[PoolProcess]]:
     pools = start_pools(rig, 2, "--max-crashes", "0", workers=WORKERS, app=MISUSE)
     latencies(rig, lambda: len(rig.ends()) < 20)
     yield pools
-    account = rig.account()
-    account.assert_clean()
-    assert not account["OVERLAP"]
+    rig.account().assert_apart()
     stop_all(rig, pools)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -71,9 +70,7 @@ def overruns(pools: Sequence[PoolProcess]) -> tuple[float, float]:
 
 
 def _metric(pool: PoolProcess, what: str) -> float:
-    port = wait_until(lambda: pool.log("metrics are served"))[0]["port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        found = re.search(rf"^jobpool_kill_overrun_seconds_{what} (\S+)$", answer.read().decode(), re.MULTILINE)
+    found = re.search(rf"^jobpool_kill_overrun_seconds_{what} (\S+)$", pool.get("/metrics")[1], re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 

@@ -22,15 +22,15 @@ class Account(oracle.Account):
         if found := {name: list(self.found[name].items())[:5] for name in counts if self.found[name]}:
             raise AssertionError(str(found))
 
+    def assert_apart(self) -> None:
+        """Assert as `assert_clean`, and that no message ran beside itself."""
+        self.assert_clean([*VIOLATIONS, "OVERLAP"])
+
     def assert_once_each(self) -> None:
         """Assert as `assert_clean`, and that no message ended twice or ran beside itself."""
         self.assert_clean(RULES)
 
 
-def told(account: oracle.Account, lines: Iterable[Line]) -> Account:
-    crashes = {line.id: line.crashes for line in lines if line.event == "start"}
-    return Account(account.found, account.excused, crashes)
-
-
 def count(lines: Sequence[Line], *more: Any, **options: Any) -> Account:
-    return told(oracle.count(lines, *more, **options), lines)
+    account = oracle.count(lines, *more, **options)
+    return Account(account.found, account.excused, {line.id: line.crashes for line in lines if line.event == "start"})

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jobpool_torture.ledger import Line
-from jobpool_torture.processes import descriptors, send
-from support.poolrig import LIMIT, PoolProcess, Rig, wait_gone
+from jobpool_torture.processes import descriptors, send, state
+from support.poolrig import LIMIT, PoolProcess, Rig, measured, wait_gone
 from support.poolrig_brokers import Host
 from support.stalls import Stalls
 from support.waiting import wait_until
@@ -57,6 +57,12 @@ def wait_runs(rig: Rig, ident: str, count: int, limit: float) -> None:
     wait_until(lambda: len(rig.starts(ident)) >= count, limit, f"{ident} began {count} times")
 
 
+def freeze(pool: PoolProcess) -> None:
+    """SIGSTOP to its master, which stands still afterwards."""
+    pool.send(signal.SIGSTOP)
+    wait_until(lambda: state(pool.pid) == "T", LIMIT, "it is stopped")
+
+
 def under_way(rig: Rig, pool: PoolProcess) -> set[str]:
     """What it had been given, and was not answered to have settled.
 
@@ -67,14 +73,17 @@ def under_way(rig: Rig, pool: PoolProcess) -> set[str]:
     return {ident for ident, _ in fetched - settled}
 
 
-def seconds_until_gone(pids: Iterable[int], bound: float) -> float:
-    """How long these processes still run: less than the bound, and what the machine keeps this one waiting."""
+def in_time(action: Callable[[], object], bound: float, what: str = "done") -> float:
+    """Seconds that it took: fewer than the bound, and those for which the machine kept this one waiting."""
     with Stalls() as stalls:
-        begun = time.monotonic()
-        wait_gone(list(pids), LIMIT)
-        took = time.monotonic() - begun
-    assert took < bound + stalls.seconds, f"dead after {took:.2f} s, and {stalls.seconds:.2f} s were the machine's"
+        took = measured(action)
+    assert took < bound + stalls.seconds, f"{what} after {took:.2f} s, and {stalls.seconds:.2f} s were the machine's"
     return took
+
+
+def seconds_until_gone(pids: Iterable[int], bound: float) -> float:
+    """How long these processes still run, within the bound as above."""
+    return in_time(lambda: wait_gone(list(pids), LIMIT), bound, "dead")
 
 
 THREADS = 6
@@ -103,6 +112,12 @@ def peak(pool: PoolProcess) -> int:
     return int(line.split()[1]) << 10
 
 
+def is_reloaded(pool: PoolProcess, before: list[int]) -> bool:
+    """Whether it has one fork server, and those it had before are gone, and their children with them."""
+    now = pool.fork_servers()
+    return len(now) == 1 and now != before
+
+
 def kill_fork_server(pool: PoolProcess) -> int:
     """SIGKILL to the one that it has; its pid."""
     [server] = pool.fork_servers()
@@ -128,3 +143,17 @@ def stop_all(rig: Rig, pools: Sequence[PoolProcess]) -> None:
         pool.send(15)
     assert [pool.wait() for pool in pools] == [0] * len(pools)
     rig.assert_no_processes_left()
+
+
+def assert_unharmed(rig: Rig) -> None:
+    """Every job has run once, and no crash was charged to any: no lease had to run out."""
+    account = rig.account()
+    account.assert_once_each()
+    assert set(account.crashes.values()) == {0}
+
+
+def end_unharmed(rig: Rig, pools: Sequence[PoolProcess], limit: float = LIMIT) -> None:
+    """Let the pools do the rest and stop: every job has run once, without a crash."""
+    rig.wait_drained(limit)
+    stop_all(rig, pools)
+    assert_unharmed(rig)

@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,14 +26,6 @@ LIMIT = 20.0
 
 SUPPORT = str(Path(__file__).parent)
 F = TypeVar("F")
-
-
-def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
-    """Return once `condition()` is true; `AssertionError` after `limit` seconds."""
-    watch = Stopwatch()
-    while not condition():
-        assert watch.seconds() < limit, f"not so within {limit} s"
-        time.sleep(0.002)
 
 
 class Watch:

@@ -17,7 +17,7 @@ from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.message.definition import JobDefinition
 from jobpool.ops.health import MISSED, look
 from jobpool.telemetry.logs import RateLimit
-from support.faultmoves import fed
+from support.faultmoves import fed, in_time
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import Host
 from support.stalls import Stalls
@@ -138,12 +138,7 @@ def complaints(pool: PoolProcess) -> set[str]:
 
 def wait_back(condition: Callable[[], object], what: str, limit: float = BACK) -> float:
     """Wait until it is so; for how long: less than the limit, and what the machine keeps all waiting."""
-    begun = time.monotonic()
-    with Stalls() as stalls:
-        wait_until(condition, LIMIT, what)
-        took = time.monotonic() - begun
-    assert took < limit + stalls.seconds, f"{what} after {took:.2f} s, and {stalls.seconds:.2f} s were the machine's"
-    return took
+    return in_time(lambda: wait_until(condition, LIMIT, what), limit, what)
 
 
 def wait_fetched_after(rig: Rig, moment: float, limit: float = BACK) -> float:

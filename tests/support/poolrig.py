@@ -9,6 +9,7 @@ itself into another session, or was adopted by init, too.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -37,7 +38,7 @@ from jobpool_torture import processes
 from jobpool_torture.ledger import LEDGER, Ledger, Line
 from jobpool_torture.options import with_timeout
 from jobpool_torture.processes import is_alive
-from support import failpoints, unwitnessed
+from support import failpoints
 from support.accounts import Account, count
 from support.stalls import Stalls
 from support.waiting import wait_ended, wait_until, whole_lines
@@ -116,6 +117,14 @@ class PoolProcess:
             return look(self.note()).ok
         return False
 
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of what it answers to a GET, where it serves metrics."""
+        port = int(wait_until(lambda: self.log("metrics are served"))[0]["port"])
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
     def wait_ready(self, count: int) -> PoolProcess:
         """Wait until exactly that many children are ready, and the scoreboard shows none that is dead already."""
 
@@ -159,7 +168,7 @@ class Rig:
     """A directory with a queue, a ledger and any number of pools. `end` kills what is left.
 
     `url`: of the broker; the rig enqueues and looks there, and so do pools that are not given another way to it.
-    `witness`: whether pools run under the witness (jobpool_torture.witness) that are not told otherwise.
+    `witness`: whether pools that are started from here on run under the witness (jobpool_torture.witness).
     """
 
     def __init__(self, directory: Path, url: str | None = None, *, witness: bool = False) -> None:
@@ -211,22 +220,19 @@ class Rig:
         through: tuple[str, ...] = (),
         url: str | None = None,
         timeout: float | None = None,
-        witness: bool | None = None,
         stderr: int | None = None,
         **environment: str,
     ) -> PoolProcess:
         """Start one, `through` a program that executes it, and come back at once.
 
         It leads a process group of its own, as a shell's job does. `url`: its own way to the broker. `timeout`:
-        seconds that a call to the broker may take. `witness`: None = as the rig's pools do. `stderr`: a descriptor that
-        its log goes to, in place of the file.
+        seconds that a call to the broker may take. `stderr`: a descriptor that its log goes to, in place of the file.
         """
         name = f"pool{len(self.pools) + 1}"
         url = url or self.url
         url = url if timeout is None else with_timeout(url, timeout)
         words = ["-A", str(app), "-b", url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
-        witnessed = self.witness if witness is None else witness
-        program = ["-m", "jobpool_torture.pool_process" if witnessed else "jobpool.cli.main"]
+        program = ["-m", "jobpool_torture.pool_process" if self.witness else "jobpool.cli.main"]
         if environment.get(failpoints.FAILPOINT):
             program = ["-P", failpoints.__file__]
         log = self.directory / f"{name}.log"
@@ -240,7 +246,7 @@ class Rig:
                 stderr=stream if stderr is None else stderr,
                 process_group=0,
             )
-        pool = PoolProcess(self, name, process, log, witnessed=witnessed)
+        pool = PoolProcess(self, name, process, log, witnessed=self.witness)
         self.pools.append(pool)
         return pool
 
@@ -324,14 +330,12 @@ class Rig:
         return found
 
     def account(self, **less: Any) -> Account:
-        """The oracle's count, now: by what the witness saw, where all pools ran under one.
+        """The oracle's count, now, by what the witness saw; all pools must have run under one.
 
         `less`: what the test has taken from the broker, as `leases=Leases.CONNECTION` where it took leases away.
         """
-        lines, kept = self.lines(), self.kept()
-        if self.pools and all(pool.witnessed for pool in self.pools):
-            return count(lines, self.enqueued, kept, can=replace(self.backend.capabilities, **less))
-        return unwitnessed.count(lines, self.enqueued, kept)
+        assert all(pool.witnessed for pool in self.pools), "set rig.witness before its pools start"
+        return count(self.lines(), self.enqueued, self.kept(), can=replace(self.backend.capabilities, **less))
 
     def processes(self) -> dict[int, str]:
         """Pid → command of all that is alive of this rig."""

@@ -13,6 +13,7 @@ MEASURED = "children cannot be measured, and memory_limit is not kept to; trying
 
 @pytest.mark.also("beanstalk", "servicebus")  # no proxy reaches the nodes of a cluster
 def test_connections_that_cannot_be_opened_are_an_outage(broker: Broker, rig: Rig) -> None:
+    rig.witness = True
     host = broker.host()
     pool = rig.start_pool("--metrics", "0", url=host.url).wait_ready(2)
     rig.enqueue_many("work", [{}] * 20)

@@ -20,6 +20,7 @@ def dead_letter(rig: Rig, ident: str) -> tuple[str | None, int, int, str]:
 @both
 def test_failures_timeouts_and_crashes_count_as_they_do_elsewhere(rig: Rig) -> None:
     """FAULTS 2, 3, 10; and the pool that stops because all is done has counted who died last."""
+    rig.witness = True
     failing = rig.enqueue("fail", {"times": 1}, max_retries=1)
     hanging = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=0.5, max_retries=1)
     crashing = rig.enqueue("die", {"how": "SIGSEGV", "times": 1})

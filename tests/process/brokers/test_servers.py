@@ -73,6 +73,7 @@ def test_a_bell_that_somebody_removes_is_missed_for_some_seconds_at_most(broker:
 def test_a_pool_works_through_a_pooler_that_lends_sessions_for_one_transaction(
     broker: PostgresBroker, rig: Rig, tmp_path: Path
 ) -> None:
+    rig.witness = True
     with Pgbouncer(tmp_path / "pooler", broker.server_url) as pooler:
         pool = rig.start_pool(url=pooler.url(f"schema={broker.place}")).wait_ready(2)
         rig.enqueue_many("work", [{"seconds": 0.005}] * 480)

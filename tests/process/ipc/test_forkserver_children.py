@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from nurse import Nurse, Watch, text_of, wait_until
+from nurse import Nurse, Watch, text_of
+from support.waiting import wait_until
 
 from jobpool.ipc.board_layout import ChildState
 from jobpool.ipc.fork_server import RESWEEP_EVERY_S

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 
-from nurse import LIMIT, SUPPORT, wait_until
+from nurse import LIMIT, SUPPORT
 from support.descriptors import no_more_descriptors
+from support.waiting import wait_until
 
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nurse import LIMIT, SUPPORT, Nurse, Watch, wait_until
+from nurse import LIMIT, SUPPORT, Nurse, Watch
 from support.stalls import Stopwatch
+from support.waiting import wait_until
 
 from jobpool.ipc import packets
 from jobpool.ipc.fork_client import BegunForkServer

@@ -31,6 +31,7 @@ def pause(rig: Rig, queue: str) -> None:
 
 @pytest.mark.brokers
 def test_a_paused_queue_is_fetched_by_no_pool_and_a_drained_pool_fetches_nothing(rig: Rig) -> None:
+    rig.witness = True
     flags = ("-Q", "default,other")
     first = rig.start_pool(*flags, workers=1).wait_ready(1)
     [record] = wait_until(lambda: [one for one in control.pools(rig.backend) if one.queues])
@@ -199,6 +200,7 @@ def test_a_job_that_is_brought_forward_or_moved_runs_there_signed(rig: Rig) -> N
 
 @pytest.mark.brokers
 def test_jobs_that_are_moved_to_and_fro_between_pools_run_once_each(rig: Rig) -> None:
+    rig.witness = True
     queues = ("default", "other")
     idents = [ident for queue in queues for ident in rig.enqueue_many("work", [{}] * 150, queue=queue)]
     for queue in queues:

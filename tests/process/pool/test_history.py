@@ -78,6 +78,7 @@ def test_the_newest_of_each_name_and_the_sums_of_all_pools_are_in_the_broker_whe
 
 
 def test_a_history_that_cannot_be_written_never_holds_up_a_job_and_sums_can_be_off(rig: Rig) -> None:
+    rig.witness = True
     rig.enqueue_many("work", [{}] * 50)
     pool = rig.run_pool("--until-empty", "--history", "file:/dev/full", "--rollups", "0")
     assert pool.wait() == 0

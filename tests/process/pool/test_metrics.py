@@ -85,6 +85,7 @@ def _oldest(values: Values) -> float:
 
 
 def test_probes_tell_of_children_and_clients_that_hang_or_flood_disturb_neither_jobs_nor_a_stop(rig: Rig) -> None:
+    rig.witness = True
     pool = start(rig)
     assert get(pool, "/livez") == (200, "live\n")
     assert get(pool, "/readyz") == (200, "ready: 2 of 2 children ready\n")

@@ -22,6 +22,7 @@ envelope.WIRE_VERSION = {WIRE_VERSION + 1}
 
 
 def test_what_only_the_newer_pool_can_read_waits_for_it_and_is_run_once(rig: Rig) -> None:
+    rig.witness = True
     rig.sign_with(KEY)
     later = rig.directory / "later"
     later.mkdir()

@@ -15,6 +15,7 @@ from support.waiting import wait_until
 
 @pytest.mark.brokers
 def test_until_empty_runs_everything_and_exits_0(rig: Rig) -> None:
+    rig.witness = True
     rig.enqueue_many("work", [{}] * 300)
     rig.enqueue("work", {"tag": "late"}, scheduled_at=_in(0.6))
     pool = rig.run_pool("--until-empty", "--fail-on-dead")
@@ -42,7 +43,8 @@ def test_max_counts_exactly_so_many_that_were_settled_and_none_that_is_given_bac
 def test_a_smaller_priority_number_runs_sooner(rig: Rig) -> None:
     for priority in (9, 5, 1, 7, 3):
         rig.enqueue_many("work", [{"seconds": 0.01, "tag": str(priority)}] * 4, priority=priority)
-    rig.run_pool("--until-empty", workers=1, witness=True)
+    rig.witness = True
+    rig.run_pool("--until-empty", workers=1)
     # What a pool holds for 100 ms and does not begin goes back, as when the machine stands still: others may be sooner.
     given_back = {line.id for line in rig.lines("settled") if line.verb == "release"}
     order = [int(line.tag) for line in rig.starts() if line.id not in given_back]

@@ -74,6 +74,7 @@ def test_the_job_of_a_child_is_cancelled(rig: Rig) -> None:
 
 
 def test_a_child_is_replaced_once_its_job_has_ended(rig: Rig) -> None:
+    rig.witness = True
     pool = rig.start_pool(*UNLIMITED, workers=1).wait_ready(1)
     idle = idle_row(rig, pool)
     assert order(pool.note(), "restart", idle) == f"child {idle.pid} is replaced"

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 import pytest
+from support.faultmoves import most_at_once
 from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
@@ -21,21 +22,13 @@ def start_two_pools(rig: Rig, *flags: str) -> tuple[PoolProcess, PoolProcess]:
     return first.wait_ready(2), second.wait_ready(2)
 
 
-def most_at_once(lines: list[Line]) -> int:
-    """How many ran at the same time, at most."""
-    most = running = 0
-    for line in sorted(lines, key=lambda line: line.at):
-        running += 1 if line.event == "start" else -1
-        most = max(most, running)
-    return most
-
-
 def lines_of(rig: Rig, idents: list[str]) -> list[Line]:
-    return [line for line in rig.lines() if line.id in idents]
+    return [line for line in [*rig.starts(), *rig.ends()] if line.id in idents]
 
 
 @pytest.mark.brokers
 def test_two_pools_share_the_work_and_hold_locks_limits_and_rates(rig: Rig) -> None:
+    rig.witness = True
     flags = ("--concurrency-limit", "few=3", "--concurrency-per-key", "keyed=1", "--rate-limit", "rated=6")
     pools = start_two_pools(rig, "-Q", "default,few,keyed,rated", *flags, "--rate-limit", "mails=6")
     hold_a_limit(rig, pools)  # first: who has met quick jobs only takes many at once, and the other gets none
@@ -144,6 +137,7 @@ def test_what_a_killed_pool_held_another_takes_when_the_lease_ends(rig: Rig) -> 
 
 
 def test_under_saturation_weighted_queues_get_starts_by_their_weights(rig: Rig) -> None:
+    rig.witness = True
     often, seldom = 1800, 450
     for queue, count in (("a", often), ("b", seldom)):  # not quick ones, of which a pool leases a thousand ahead
         rig.enqueue_many("work", [{"tag": queue, "seconds": 0.002}] * count, queue=queue)

@@ -39,6 +39,7 @@ def test_quit_ends_no_child_that_is_being_born(rig: Rig) -> None:
 
 
 def test_a_pool_that_has_run_out_of_descriptors_goes_on_and_has_its_children_again_later(rig: Rig) -> None:
+    rig.witness = True
     pool = rig.start_pool("--metrics", "0", "--history", f"file:{rig.directory}/history").wait_ready(2)
     rig.enqueue_many("work", [{}] * 20)
     rig.wait_drained()

@@ -77,7 +77,6 @@ def pid_in(said: str) -> int:
 
 def test_it_says_what_it_can_do_and_why_not_the_rest(rig: FleetRig) -> None:
     cannot = rig.nemesis.cannot()
-    assert sorted([*rig.nemesis.kinds(), *cannot]) == sorted(KINDS)
     assert {kind for kind in cannot if kind.startswith("net.")} == {kind for kind in KINDS if kind.startswith("net.")}
     assert cannot["net.cut"] == "sqlite:// has no network"
 

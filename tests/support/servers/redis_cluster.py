@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from jobpool_backends.redis.cluster_connections import SLOTS, Host, read_slots
-from jobpool_backends.redis.connection import Endpoint
 from support.servers.process import LIMIT, ServerFailed, free_port
 from support.servers.redis_server import RedisServer
 from support.waiting import wait_until
@@ -31,14 +30,6 @@ class ClusterNode(RedisServer):
             "repl-diskless-sync-delay": "0",
         }
         super().__init__(folder, turned=turned, config={**own, **(config or {})})
-
-    def ask(self, *words: str | int) -> Any:
-        """The answer to one command, in bytes."""
-        wire = Endpoint(self.host, self.port, timeout=LIMIT).open()
-        try:
-            return wire.ask(words)
-        finally:
-            wire.close()
 
     @property
     def id(self) -> str:

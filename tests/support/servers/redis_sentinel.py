@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from redis.exceptions import ResponseError
 
-from jobpool_backends.redis.connection import Endpoint
 from support.servers.process import LIMIT, ServerFailed
 from support.servers.redis_server import RedisServer
 from support.waiting import wait_until
@@ -52,14 +51,6 @@ class Sentinel(RedisServer):
     def start(self) -> None:
         super().start()
         self.ask("SENTINEL", "DEBUG", *chain.from_iterable(_PERIODS.items()))
-
-    def ask(self, *words: str | int) -> Any:
-        """The answer to one command, in bytes."""
-        wire = Endpoint(self.host, self.port, password=self._password, timeout=LIMIT).open()
-        try:
-            return wire.ask(words)
-        finally:
-            wire.close()
 
     def knows(self, sentinels: int, replicas: int) -> bool:
         """Whether it has found so many other sentinels, and so many replicas, all of them well."""

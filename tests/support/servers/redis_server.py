@@ -8,7 +8,9 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from jobpool_backends.redis.connection import Endpoint
 from support.servers.process import LIMIT, Server, ServerFailed
 from support.servers.turned_time import TurnedTime
 from support.waiting import wait_until
@@ -36,6 +38,7 @@ class RedisServer(Server):
     """
 
     name = "redis-server"
+    _password: str | None = None
 
     def __init__(self, folder: Path, *, turned: bool = False, config: Mapping[str, str] | None = None) -> None:
         super().__init__(folder)
@@ -57,6 +60,14 @@ class RedisServer(Server):
         with suppress(OSError):  # it is killed, or refuses us: then it need not be waited for
             wait_until(lambda: self._over() or writes not in self._ask(b"INFO persistence\r\n"), LIMIT)
         super().stop()
+
+    def ask(self, *words: str | int) -> Any:
+        """The answer to one command, in bytes."""
+        wire = Endpoint(self.host, self.port, password=self._password, timeout=LIMIT).open()
+        try:
+            return wire.ask(words)
+        finally:
+            wire.close()
 
     def now(self) -> float:
         """Unix time on a turned server's clock, in seconds."""

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from jobpool.broker.values import Message, State
 from jobpool_torture.ledger import Line
+from jobpool_torture.workload import Item
 
 ID = "m"
 
@@ -22,6 +23,10 @@ class Clock:
 
 
 CLOCK = Clock()
+
+
+def item(kind: str, **options: object) -> Item:
+    return Item(0, 0.0, kind, "torture.work", {}, options=dict(options))
 
 
 def fetched(fence: int, failures: int = 0, crashes: int = 0, *, owner: str = "", holds: float = 0.0) -> Line:
@@ -93,5 +98,5 @@ def cut_short(fence: int, failures: int = 0, crashes: int = 0, verb: str = "forf
 def failed(fence: int, failures: int = 0, crashes: int = 0, verb: str = "nack") -> list[Line]:
     """A delivery whose handler raised."""
     told = (fence, failures + 1, crashes)
-    end = settled(fence, verb, adds=(int(verb == "abandon"), 0))
+    end = settled(fence, verb, adds=(int(verb in ("abandon", "move")), 0))
     return [fetched(fence, failures, crashes), run("start", *told), run("fail", *told), *end]

@@ -1,4 +1,4 @@
-"""Fail-points: how they are written, and that the process dies at exactly the call that is named."""
+"""Fail-points: the process dies, or stops, at exactly the call that is named."""
 
 from __future__ import annotations
 
@@ -7,41 +7,9 @@ import signal
 import subprocess
 import sys
 
-import pytest
-from support.failpoints import POINTS, FailPoint, parse_points
-from support.tables import row
 from support.waiting import wait_until
 
 from jobpool_torture.processes import state
-
-
-def test_how_they_are_written() -> None:
-    for text, points in [
-        ("", []),
-        ("after-fetch", [FailPoint("after-fetch")]),
-        ("after-fetch:3", [FailPoint("after-fetch", "", 3)]),
-        ("before-settle/nack:2", [FailPoint("before-settle", "nack", 2)]),
-        ("before-renew=kill", [FailPoint("before-renew")]),
-        ("before-renew, after-reap:1", [FailPoint("before-renew"), FailPoint("after-reap")]),
-        ("before-settle/ack:2=stop", [FailPoint("before-settle", "ack", 2, "stop")]),
-    ]:
-        assert parse_points(text) == points, text
-
-
-def test_what_is_none_is_said() -> None:
-    for text in [
-        "fetch",
-        "during-fetch",
-        "after-fetch:0",
-        "after-fetch:x",
-        "after-fetch/ack",
-        "before-settle/eat",
-        ":",
-        "after-fetch=eat",
-    ]:
-        with row(text), pytest.raises(AssertionError, match=r"fail-point|verb|is not one of"):
-            parse_points(text)
-
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 PROGRAM = """
@@ -70,11 +38,6 @@ def test_it_dies_at_the_call_that_is_named_and_at_no_other() -> None:
     assert survived("before-settle/nack:2", *calls) == 4
     assert survived("before-settle:3,after-settle", *calls) == 3
     assert survived("before-renew,after-fetch:2", *calls) is None
-
-
-def test_there_is_a_point_before_and_after_everything_that_a_pool_asks() -> None:
-    calls = ("fetch", "settle", "renew", "reap")
-    assert set(POINTS) == {f"{when}-{call}" for when in ("before", "after") for call in calls}
 
 
 def test_it_stops_where_it_is_told_to_and_goes_on() -> None:

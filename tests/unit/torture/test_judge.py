@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from msgspec import structs
-from stories import kept
+from stories import item, kept
 
 from jobpool.broker.values import Message, State
 from jobpool_torture.judge import (
@@ -23,12 +23,7 @@ from jobpool_torture.judge import (
 )
 from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.result import Tally, quantiles
-from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, KINDS, Item
-
-
-def item(kind: str, **options: object) -> Item:
-    return Item(0, 0.0, kind, "torture.work", {}, 0.0, dict(options))
-
+from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, KINDS
 
 HANG = {"a": item("hang")}
 STORY = [Line("start", "a", fence=2, at=10.0), Line("asked", "a", fence=2, at=12.5, verb="nack", pool="pool1")]

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from stories import asked, fetched, run, settled, unknown
+from stories import asked, fetched, item, run, settled, unknown
 
 from jobpool_torture.judge import broken
 from jobpool_torture.ledger import Line
 from jobpool_torture.workload import Item
-
-
-def item(kind: str, **options: object) -> Item:
-    return Item(0, 0.0, kind, "torture.work", {}, 0.0, dict(options))
-
 
 KEYED = {ident: item("keyed", idempotency_key="k") for ident in "ab"} | {"c": item("keyed", idempotency_key="other")}
 SINGLE = {ident: item("single", name="n", single_instance=True) for ident in "ab"} | {

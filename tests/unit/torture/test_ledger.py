@@ -34,23 +34,15 @@ def test_what_an_event_does_not_know_is_not_written() -> None:
     assert encode([LINES[2]]) == b'{"event":"try","id":"c"}\n'
 
 
-def test_each_line_is_read_once_and_stays(path: Path) -> None:
-    ledger = Ledger(path)
-    assert ledger.read() == []
-
-    append(path, LINES[:1])
-    assert ledger.read() == LINES[:1]
-    append(path, LINES[1:])
-    assert ledger.read() == LINES
-
-
 def test_who_looks_often_is_given_what_is_new(path: Path) -> None:
     ledger = Ledger(path)
+    assert ledger.read() == []
     append(path, LINES[:2])
     assert ledger.after(0) == LINES[:2]
     append(path, LINES[2:])
     assert ledger.after(2) == LINES[2:]
     assert ledger.after(3) == []
+    assert ledger.read() == LINES
 
 
 def test_a_line_that_is_not_whole_yet_waits(path: Path) -> None:

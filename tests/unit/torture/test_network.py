@@ -1,4 +1,4 @@
-"""The proxy does to a connection what its docstrings say: a real server behind it, and real sockets before it."""
+"""The proxy does to a connection what its docstrings say, between real sockets on both sides."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
-from support.servers import fresh_name, shared_redis
 from support.waiting import wait_until
 
 from jobpool_torture import network
@@ -195,6 +189,18 @@ def test_what_a_losing_hole_swallows_is_lost_and_its_connection_is_half_open(pro
     assert echo.heard == [b"before\n"] * 2 + [b"unharmed\n"]
 
 
+def test_what_is_under_way_when_a_losing_hole_opens_is_lost_and_counted(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.delay(SOON)
+        client.say(b"lost\n")
+        wait_until(lambda: proxy.counts().bytes_up == 12, what="the proxy has it, and holds it")
+        proxy.black_hole(keep=False)
+        proxy.restore()
+        wait_until(lambda: proxy.counts().bytes_lost == 5)
+    assert echo.heard == [b"before\n"]
+
+
 def test_a_hole_in_another_direction_leaves_the_first_as_it_is(proxy: Proxy, echo: Echo) -> None:
     with Client(proxy) as client, Client(proxy) as other:
         client.ask(b"before\n")
@@ -289,7 +295,7 @@ def test_only_replies_to_matching_requests_are_dropped(proxy: Proxy) -> None:
     with Client(proxy) as client:
         assert client.ask(b"fetch 7\n") == b"fetch 7\n"
         assert client.ask(b"settle 6\n") == b"settle 6\n"
-        client.say(b"settle 17\n")
+        client.say(b"settle \n17\n")
         assert client.hears_nothing()
 
 
@@ -381,45 +387,3 @@ def test_a_server_that_is_down_has_its_first_address(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(network, "_takes_connections", lambda *_: False)
     addresses(monkeypatch, "127.0.0.9", "127.0.0.1", "127.0.0.9")
     assert network._address("somewhere", 1) == "127.0.0.9"
-
-
-@pytest.fixture
-def redis() -> Iterator[tuple[Proxy, Redis]]:
-    """A network to a Redis, and a client that does not try again."""
-    server = shared_redis()
-    with (
-        Proxy(server.host, server.port) as proxy,
-        Redis(
-            host=proxy.host,
-            port=proxy.port,
-            socket_timeout=SOON,
-            socket_connect_timeout=SOON,
-            retry=Retry(NoBackoff(), 0),
-        ) as client,
-    ):
-        yield proxy, client
-
-
-def test_a_redis_has_done_what_its_dropped_reply_would_have_said(redis: tuple[Proxy, Redis]) -> None:
-    proxy, client = redis
-    name = fresh_name("proxy")
-    client.ping()
-    proxy.drop_replies(1, match="INCR.*proxy")
-    client.set(name, 7)
-    with pytest.raises(RedisConnectionError):
-        client.incr(name)
-    assert client.get(name) == b"8"
-    assert proxy.counts().dropped == 1
-
-
-def test_what_a_redis_was_told_in_a_black_hole_it_does_afterwards(redis: tuple[Proxy, Redis]) -> None:
-    proxy, client = redis
-    name = fresh_name("proxy")
-    client.ping()
-    proxy.black_hole()
-    with pytest.raises(RedisTimeoutError):
-        client.incr(name)
-    with pytest.raises(RedisTimeoutError):
-        client.incr(name)
-    proxy.restore()
-    wait_until(lambda: client.get(name) == b"1", what="the first arrives; the second had no connection")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
-from support import unwitnessed
 from support.accounts import Account, count
 from support.tables import row
 
@@ -43,7 +42,7 @@ def named(account: Account) -> set[str]:
     return {name for name, found in account.found.items() if found}
 
 
-# --- under a witness ---------------------------------------------------------------------------------------------
+# --- single messages ----------------------------------------------------------------------------------------------
 
 
 def test_what_is_right() -> None:
@@ -77,6 +76,16 @@ def test_what_is_right() -> None:
         ("died in a delivery that nobody saw", cut_short(1, verb="release"), [kept(State.DEAD, 2, 0, 1)]),
         ("cancelled after a failure", failed(1), [structs.replace(kept(State.DEAD, 1, 1), reason="cancelled")]),
         ("its ack was known when it was repeated", [*ended(), *unknown(1, "ack"), *settled(1, "ack", "already")], []),
+        ("its ack was repeated", [*ran(1), *settled(1, "ack", "already")], []),
+        ("two fetches that nobody saw", [fetched(3, 0, 2)], [kept(State.LEASED, 3, 0, 2)]),
+        ("its first fetch was not written", [*settled(1, "release"), *ran(2)], []),
+        ("moved after a failure", [*failed(1, verb="move"), *ran(2, 1)], []),
+        ("moved after a crash", [fetched(1), *settled(1, "move", adds=(0, 1)), *ran(2, 0, 1)], []),
+        ("its lease still runs", cut_short(1, verb=""), [kept(State.LEASED, 1)]),
+        ("leased again", cut_short(1, verb=""), [kept(State.LEASED, 2, 0, 1)]),
+        ("leased again after a failure", failed(1), [kept(State.LEASED, 2, 1)]),
+        ("forfeited, and not reaped yet", cut_short(1), [kept(State.LEASED, 1)]),
+        ("fetched, and nobody saw it", [], [kept(State.WAITING, 1, 0, 1)]),
     ]:
         with row(case):
             counted(lines, messages).assert_clean()
@@ -190,6 +199,17 @@ def test_what_is_wrong() -> None:
             {"CR"},
         ),
         ("a dead letter without its crash", [*cut_short(1)], [kept(State.DEAD, 1, 0, 0)], {"CR"}),
+        ("a crash charged while its lease runs", cut_short(1, verb=""), [kept(State.LEASED, 2, 0, 2)], {"CR"}),
+        (
+            "both of what an unanswered nack may add",
+            [fetched(1), run("start"), run("fail"), *unknown(1, "nack"), fetched(2, 1, 1)],
+            [kept(State.LEASED, 2, 1, 1)],
+            {"CR"},
+        ),
+        ("more crashes than deliveries", [*cut_short(1, verb=""), fetched(4, 0, 4)], [], {"CR", "LOST"}),
+        ("a failure taken back while it is held", failed(1), [kept(State.LEASED, 1)], {"ATT"}),
+        ("a failure that nobody saw", [*cut_short(1, verb=""), fetched(4, 1, 1)], [], {"ATT", "LOST"}),
+        ("a failure before anybody has fetched it", [], [kept(State.WAITING, 0, 1)], {"ATT"}),
         # DUP, OVERLAP
         ("ended twice", [*ended(), *cut_short(1)[3:], *ran(2, 0, 1)], [], {"DUP"}),
         ("ran beside itself", [fetched(1), run("start"), *ran(2, 0, 1), run("end")], [], {"DUP", "OVERLAP"}),
@@ -209,6 +229,14 @@ def test_what_is_wrong() -> None:
     ]:
         account = counted(lines, messages)
         assert named(account) == counts, (case, account.found)
+
+
+def test_a_refusal_denies_the_unanswered_ack_before_it_unless_the_broker_may_have_forgotten_that() -> None:
+    *lines, asked_again, refused = [*ended(), *unknown(1, "ack"), *settled(1, "ack", "not-in-flight")]
+    late = [structs.replace(line, at=line.at + 3600) for line in (asked_again, refused)]
+    assert counted([*lines, asked_again, refused])["LOST"] == {ID}
+    assert not counted([*lines, *late])["LOST"]
+    assert not counted([*lines, asked_again, refused], can=COPYING)["LOST"]
 
 
 def test_ghosts() -> None:
@@ -245,8 +273,9 @@ def test_a_follow_up_of_a_run_whose_ack_is_not_known_may_be_there_or_not() -> No
 
 
 def test_a_follow_up_of_a_run_that_was_not_acked_is_a_ghost() -> None:
-    lines = [*parent(*settled(1, "nack")), *of_child(ran(1))]
-    assert counted(lines, [kept(State.DELAYED, 1, 1)])["GHOST"] == {"child"}
+    for calls in (settled(1, "nack"), [*unknown(1, "ack"), *settled(1, "nack")]):
+        lines = [*parent(*calls), *of_child(ran(1))]
+        assert counted(lines, [kept(State.DELAYED, 1, 1)])["GHOST"] == {"child"}
 
 
 def test_a_follow_up_of_a_refused_ack_may_be_there_where_it_is_put_first() -> None:
@@ -299,23 +328,6 @@ def test_a_broker_that_is_not_exact_may_forget_a_crash() -> None:
     lines = [*cut_short(1, verb=""), *ran(2)]
     assert named(counted(lines, can=INEXACT)) == set()
     assert named(counted([*cut_short(1, verb=""), *ran(2, 0, 2)], can=INEXACT)) == {"CR"}
-
-
-# --- without a witness -------------------------------------------------------------------------------------------
-
-
-def test_without_a_witness_it_goes_by_what_handlers_wrote() -> None:
-    for case, lines, counts in [
-        ("done", [run("start"), run("end")], set()),
-        ("failed, done", [run("start"), run("fail"), run("start", 2, 2), run("end", 2, 2)], set()),
-        ("crashed, done", [run("start"), run("start", 2, 1, 1), run("end", 2, 1, 1)], set()),
-        ("gone", [run("start")], {"LOST"}),
-        ("one number", [run("start"), run("end"), run("start"), run("end")], {"FENCE", "DUP"}),
-        ("back", [run("start", 2), run("end", 2), run("start")], {"FENCE", "OVERLAP"}),
-        ("forgotten", [run("start"), run("fail"), run("start", 2), run("end", 2)], {"ATT"}),
-        ("uncharged", [run("start"), run("start", 2), run("end", 2)], {"CR"}),
-    ]:
-        assert named(unwitnessed.count(lines, [ID], [])) == counts, case
 
 
 # --- the account -------------------------------------------------------------------------------------------------

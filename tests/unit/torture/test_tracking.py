@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
-from stories import CLOCK, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
+from stories import CLOCK, cut_short, enq, failed, fetched, item, kept, ran, reaped, run, settled, unknown
 
 from jobpool.broker.values import Message, State
 from jobpool_torture.ledger import Line
 from jobpool_torture.tracking import batches, cancels, results
 from jobpool_torture.workload import RESULT_TTL_S, Item, done_of, member_ids, success_of
-
-
-def item(kind: str, members: int = 0, **options: object) -> Item:
-    return Item(
-        0, 0.0, kind, "torture.work", {}, options=dict(options), members=(Item(0, 0.0, "w", "w", {}),) * members
-    )
 
 
 def of(ident: str, lines: list[Line]) -> list[Line]:
@@ -135,7 +130,7 @@ def test_after_the_answer_to_a_cancel_nothing_begins() -> None:
 # --- BATCH ---------------------------------------------------------------------------------------------------------
 
 DONE, SUCCESS = done_of("b"), success_of("b")
-BATCH = item("batch", members=2)
+BATCH = replace(item("batch"), members=(item("w"), item("w")))
 FIRST, SECOND = member_ids("b", BATCH)
 ITEMS = {DONE: BATCH, SUCCESS: BATCH, FIRST: item("follow"), SECOND: item("work")}
 CLOSED = [enq(FIRST), enq(SECOND), enq(DONE)]

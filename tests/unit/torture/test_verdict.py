@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from msgspec import structs
-from stories import ID, cut_short, enq, failed, fetched, kept, ran, reaped, settled
+from stories import ID, cut_short, enq, failed, fetched, item, kept, ran, reaped, settled
 
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.judge import MAX_CRASHES, reach
 from jobpool_torture.ledger import Line
 from jobpool_torture.result import Result
-from jobpool_torture.workload import Item
 
 MUTE = Capabilities(lists_live=False)
 
@@ -36,10 +35,6 @@ def test_more_than_were_left_are_lost() -> None:
 def test_a_dead_letter_that_is_gone_and_an_ack_too_early_are_lost_whatever_was_left() -> None:
     assert lost([enq(), *failed(1, verb="abandon")], 1, MUTE) == 1
     assert lost([enq(ID), *cut_short(1, verb="ack")], 1, MUTE) == 1
-
-
-def item(kind: str, **options: object) -> Item:
-    return Item(0, 0.0, kind, "torture.work", {}, 0.0, dict(options))
 
 
 def poisoned(times: int) -> list[Line]:

@@ -18,7 +18,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError, LeaseLost
-from jobpool.message.settlement import Ack, Move, Nack, Settled
+from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.memory import MemoryBackend
 from jobpool_torture.ledger import LEDGER, Ledger, Line
 from jobpool_torture.witness import POOL_NAME, Witness, watched
@@ -117,18 +117,6 @@ def test_a_settlement_by_a_single_verb(scene: Scene, verb: str) -> None:
     assert scene.events()[1:] == [
         *(("asked", verb, ""), ("settled", verb, "ok"), ("asked", verb, ""), ("settled", verb, "already")),
     ]
-
-
-def test_settlements_in_a_batch_are_two_writes(scene: Scene) -> None:
-    scene.backend.enqueue_many(numbered(2))
-    first, second = scene.backend.fetch_many(QUEUE, limit=2)
-    scene.backend.settle_many([(first, Ack()), (second, Nack())])
-
-    assert scene.events()[2:] == [
-        *(("asked", "ack", ""), ("asked", "nack", "")),
-        *(("settled", "ack", "ok"), ("settled", "nack", "ok")),
-    ]
-    assert [line.id for line in scene.ledger.read()[4:]] == [first.id, second.id]
 
 
 def test_a_refused_settlement(scene: Scene) -> None:
