@@ -169,6 +169,13 @@ def test_an_interrupt_is_the_apps_own_where_the_signal_is_ignored(
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_file_of_a_package_that_is_not_installed_is_told_where_that_is(tmp_path: Path) -> None:
+    write(tmp_path / "src/acme_s/__init__.py", "")
+    write(tmp_path / "src/acme_s/jobs_s.py", "from acme_s import NAME\n")
+    with pytest.raises(ConfigurationError, match=rf"needs the module 'acme_s'.*; it is in {tmp_path}/src: set PYTH"):
+        load("src/acme_s/jobs_s.py")
+
+
 def test_an_error_deeper_than_the_app_brings_the_stack_from_the_app_on(tmp_path: Path) -> None:
     write(tmp_path / "deep_e.py", "def find():\n    raise LookupError('no\\nshop')\n")
     path = write(tmp_path / "deep_app.py", "import deep_e\ndeep_e.find()\n")
