@@ -114,6 +114,8 @@ def _why(app: str, error: BaseException) -> str:
         text += f"; a file is imported on its own: name the module, {as_module(Path(app).resolve())}"
     elif isinstance(error, ImportError) and error.path == str(Path(app).resolve()):  # Python says so of modules alone
         text += " (most likely due to a circular import)"
+    elif type(error).__module__ == "django.core.exceptions" and not app.startswith("jobpool."):
+        where += "; start a Django project as `python manage.py jobpool`"
     return f"the app {app} does not import: {type(error).__name__}{text and ': '}{text}{where}"
 
 

@@ -97,6 +97,11 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
             "does not import: Bad: it cannot be shown ({file}:3)",
             id="an exception without a text",
         ),
+        pytest.param(
+            "from django.core.exceptions import AppRegistryNotReady as Early\nraise Early('no apps')",
+            "; start a Django project as `python manage.py jobpool`",
+            id="an app of Django",
+        ),
         pytest.param("raise SystemExit(3)", "called sys.exit(3) while it was imported ({file}:1)", id="exit"),
         pytest.param(
             "x = 1", "bad_app registers no handler: decorate a function with @jobpool.handler", id="no handler"
