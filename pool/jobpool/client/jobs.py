@@ -55,6 +55,8 @@ _inherited: list[QueueBackend] = []  # from a parent; kept, because even to clos
 class Jobs:
     """A producer. Safe to share between threads, and usable after a fork when it was made from a URL.
 
+    In a pool's child it sends to the pool's broker, whatever the URL.
+
     Args:
         url: Of the backend. None = JOBPOOL_BACKEND, else the configuration file's, else SQLite in `jobpool.db` beside
             that file (or in the working directory), which is logged once.
