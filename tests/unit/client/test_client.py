@@ -198,7 +198,7 @@ def test_a_new_default_file_in_another_folder_than_the_program_is_warned_of(
 ) -> None:
     levels = []
     for folder in (tmp_path, tmp_path / "app", tmp_path / "app"):
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "reports.py"))
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "reports.py"), raising=False)
         with caplog.at_level(logging.INFO, logger="jobpool.client"), Jobs() as jobs:
             jobs.define("report").dispatch()
         levels.append(caplog.records[-1].levelname)
