@@ -89,6 +89,7 @@ def _prepare(session: Session) -> str:
 def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
     from jobpool.broker.opening import redact
 
+    new = {path for name in names if not os.path.lexists(path := directory / name)}
     for name in names:
         text = files("jobpool.cli").joinpath("templates", name).read_text()
         path = directory / name
@@ -99,7 +100,12 @@ def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
                 if redact(url) != url:  # a password is for its owner's eyes
                     path.touch(mode=0o600)
                     path.chmod(0o600)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError:  # such as a full disk: half a file would be in the way of the next call
+            for half in new:
+                half.unlink(missing_ok=True)
+            raise
     note(f"wrote {' and '.join(str(directory / name) for name in names)}")
 
 

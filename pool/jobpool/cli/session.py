@@ -206,7 +206,10 @@ def find_app(app: str, sys_path: tuple[str, ...]) -> str:
         raise ConfigurationError(f"app {app!r} cannot be found: no such file in {looked}{_package_at(app, sys_path)}")
     top = app.partition(".")[0]
     if PathFinder.find_spec(top, [*sys_path, *sys.path]) is None:
+        from jobpool.handlers.app import find_module
+
         hint = f"; for a file write --app {app}.py" if Path(f"{app}.py").is_file() else ""
+        hint = hint or find_module(top, [Path(directory, "src") for directory in sys_path])
         raise ConfigurationError(f"app {app!r} cannot be found: no module {top!r} in {looked}{hint}")
     return app
 

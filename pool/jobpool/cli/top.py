@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -65,7 +66,7 @@ def _values(health: Health) -> dict[str, object]:
 
 
 @click.command("top", cls=Command, common=POOLS, short_help="Watch the pools of this machine, slot by slot.")
-@option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal]")
+@option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal, or a dumb one]")
 @option(
     "-d",
     "--interval",
@@ -88,7 +89,7 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
     directory = session.runtime_dir()
     nobody = _no_pool(session.flags["name"], str(directory))
     with Watcher(partial(discover, directory, session.flags["name"])) as watcher:
-        if json_ or once or not sys.stdout.isatty():
+        if json_ or once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
             if watcher.sample():
                 time.sleep(interval)
             samples = watcher.sample()

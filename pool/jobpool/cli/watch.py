@@ -16,6 +16,7 @@ from pathlib import Path
 LOOK_EVERY_S = 0.5
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})  # besides hidden folders
 MAX_NAMED = 5  # files in a line of the log
+DJANGO_APP = "jobpool.contrib.django.app"
 
 log = logging.getLogger("jobpool.cli")
 
@@ -27,14 +28,20 @@ def watch(apps: Sequence[str], sys_path: Sequence[str]) -> None:
 
 
 def folder_of(app: str, sys_path: Sequence[str]) -> Path | None:
-    """Return the folder of an app's file, or of its outermost package; None = it cannot be found."""
+    """Return the folder of an app's file, or of its outermost package; None = it cannot be found.
+
+    jobpool's own app for Django stands for a project: that is the folder in which its settings are found.
+    """
     if os.sep in app:
         return Path(app).parent
-    spec = PathFinder.find_spec(app.partition(".")[0], [*sys_path, *sys.path])
+    of_django = app == DJANGO_APP
+    module = os.environ.get("DJANGO_SETTINGS_MODULE", "") if of_django else app
+    spec = PathFinder.find_spec(module.partition(".")[0], [*sys_path, *sys.path])
     if spec is None:
         return None
-    places = spec.submodule_search_locations or [os.path.dirname(spec.origin or "")]
-    return Path(next(iter(places)))
+    if package := next(iter(spec.submodule_search_locations or ()), None):
+        return Path(package).parent if of_django else Path(package)
+    return Path(spec.origin or "").parent
 
 
 def _watch(folders: set[Path]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
@@ -25,7 +27,16 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
 from jobpool.broker.control import Cancel, Pause, PoolRecord
 from jobpool.broker.filters import parse_filter
-from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
+from jobpool.broker.opening import (
+    Runner,
+    check_url,
+    default_signer,
+    default_url,
+    missing_database,
+    open_backend,
+    redact,
+    scheme_of,
+)
 from jobpool.broker.values import Edited, MessageFilter, QueueStats
 from jobpool.client.batch import Batch, open_batch
 from jobpool.client.claims import BATCH_BYTES, Queue
@@ -54,6 +65,8 @@ _inherited: list[QueueBackend] = []  # from a parent; kept, because even to clos
 
 class Jobs:
     """A producer. Safe to share between threads, and usable after a fork when it was made from a URL.
+
+    In a pool's child it sends to the pool's broker, whatever the URL.
 
     Args:
         url: Of the backend. None = JOBPOOL_BACKEND, else the configuration file's, else SQLite in `jobpool.db` beside
@@ -430,13 +443,21 @@ class Jobs:
         config = find_config()
         url = self._url or default_url(config)
         if self._url is None and "backend" not in config.values and not os.environ.get("JOBPOOL_BACKEND"):
-            logger.info("no backend is configured: using %s (set JOBPOOL_BACKEND, or backend in a file)", redact(url))
+            level = logging.WARNING if _is_elsewhere(config.directory) and missing_database(url) else logging.INFO
+            text = "no backend is configured: using %s (set JOBPOOL_BACKEND, or backend in a file)"
+            logger.log(level, text, redact(url))
         runner = self._runner
         if runner is None and scheme_of(url) == "sync":
             from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
 
             runner = inline_runner()
         return open_backend(url, signer=default_signer(self._signing_key, config), runner=runner, **self._options)
+
+
+def _is_elsewhere(folder: Path) -> bool:
+    """Return whether the program's file lies in another folder: an IDE may start it where no pool looks for jobs."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return main is not None and Path(main).resolve().parent != folder.resolve()
 
 
 def _ids(idents: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -99,7 +100,8 @@ def _why(app: str, error: BaseException) -> str:
     frames = _frames(error)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if missing:
-        return f"the app {app} needs the module {missing!r}, which is not installed{where}"
+        hint = find_module(missing, Path(frames[-1].filename).parents) if frames else ""
+        return f"the app {app} needs the module {missing!r}, which is not installed{where}{hint}"
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"the app {app} does not import: {error.filename}:{error.lineno}: {error.msg}"
     if isinstance(error, SystemExit):
@@ -112,7 +114,16 @@ def _why(app: str, error: BaseException) -> str:
         text += f"; a file is imported on its own: name the module, {as_module(Path(app).resolve())}"
     elif isinstance(error, ImportError) and error.path == str(Path(app).resolve()):  # Python says so of modules alone
         text += " (most likely due to a circular import)"
+    elif type(error).__module__ == "django.core.exceptions" and not app.startswith("jobpool."):
+        where += "; start a Django project as `python manage.py jobpool`"
     return f"the app {app} does not import: {type(error).__name__}{text and ': '}{text}{where}"
+
+
+def find_module(name: str, folders: Iterable[Path]) -> str:
+    """Return a hint that the module is in one of these folders, which are not on sys.path; "" if it is not."""
+    found = (at for at in folders if (at / name / "__init__.py").is_file() or (at / f"{name}.py").is_file())
+    folder = next(found, None)
+    return f"; it is in {folder}: set PYTHONPATH={folder}, or install your project (pip install -e .)" if folder else ""
 
 
 def as_module(path: Path) -> str:

@@ -247,12 +247,12 @@ def _check_context(plain: Any, parameters: list[Parameter], hints: dict[str, Any
     """Raise `ConfigurationError` if the parameter that gets the context was plainly meant for something else."""
     first, *others = parameters
     name, hint = first.name, hints.get(first.name)
+    # Not every `self` is a method's: Celery's tasks call their context so.
+    if name in ("self", "cls") and "." in getattr(plain, "__qualname__", "").rpartition("<locals>.")[2]:
+        raise ConfigurationError(f"{shown}, is a method: decorate its class, which then needs run(self, …)")
     takes_fields = any(part.kind in FILLED_BY_NAME for part in others)  # else a call with arguments is refused
     if takes_fields and _untyped(first, hints) and name not in CONTEXT_NAMES and not name.startswith("_"):
         raise ConfigurationError(f"{shown}: {_annotate(name)}")
-    # Not every `self` is a method's: Celery's tasks call their context so.
-    if name == "self" and "." in getattr(plain, "__qualname__", "").rpartition("<locals>.")[2]:
-        raise ConfigurationError(f"{shown}, is a method: decorate its class, which then needs run(self, …)")
     if isinstance(hint, type) and hint is not Any:
         with contextlib.suppress(TypeError):  # a protocol: the context may be of its kind
             if not (issubclass(JobContext, hint) or issubclass(hint, JobContext)):

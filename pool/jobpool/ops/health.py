@@ -69,7 +69,10 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
         with Scoreboard.open(pool.board) as board:
             header = board.header.read()
     except (OSError, ValueError) as error:
-        return Health(pool, (Check("scoreboard", False, f"the scoreboard {pool.board} cannot be read: {error}"),))
+        told = f"cannot be read: {error}"
+        if isinstance(error, FileNotFoundError):
+            told = "is not there: the pool starts just now, or the file was removed"
+        return Health(pool, (Check("scoreboard", False, f"the scoreboard {pool.board} {told}"),))
     return Health(pool, tuple(examine(header, pool, time.monotonic() if now is None else now)))
 
 

@@ -34,13 +34,13 @@ pytestmark = pytest.mark.xdist_group("top-live")  # one pool for all of them
 class Top:
     """One `jobpool top` on a terminal of its own, which is read with so many bytes a second (None = all at once)."""
 
-    def __init__(self, shell: Shell, *words: str, speed: int | None = None) -> None:
+    def __init__(self, shell: Shell, *words: str, speed: int | None = None, term: str = "xterm") -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jobpool.cli.main", "top", *words],
             cwd=shell.directory,
-            env=shell.environment | {"TERM": "xterm"},
+            env=shell.environment | {"TERM": term},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -111,6 +111,16 @@ def running(shell: Shell) -> Iterator[str]:
 
 def is_cancelled(shell: Shell, ident: str) -> bool:
     return '"cancelled"' in shell.call("inspect", ident, "--json").stdout
+
+
+def test_on_a_dumb_terminal_it_prints_once(shell: Shell) -> None:
+    top = Top(shell, term="dumb")
+    try:
+        assert top.process.wait(LIMIT) == 0
+        top.shows("SLOT", "up")
+        assert "choose" not in "".join(top.screen.display)
+    finally:
+        top.end()
 
 
 def test_a_person_looks_at_a_stack_and_cancels_the_job(shell: Shell, running: str) -> None:

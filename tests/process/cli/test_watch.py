@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from cli_shell import Shell
 from support.waiting import wait_until
 
@@ -62,3 +63,14 @@ def test_it_looks_at_the_apps_own_python_files(tmp_path: Path) -> None:
     assert folder_of("there_is_no_such_module", [str(tmp_path)]) is None
     found = {str(Path(path).relative_to(folder)) for path in look({folder})}
     assert found == {"__init__.py", "deep/jobs.py"}
+
+
+def test_of_django_it_looks_at_the_projects_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mysite").mkdir()
+    (tmp_path / "mysite" / "__init__.py").touch()
+    (tmp_path / "settings.py").touch()
+    for settings in ("mysite.settings", "settings"):
+        monkeypatch.setenv("DJANGO_SETTINGS_MODULE", settings)
+        assert folder_of("jobpool.contrib.django.app", [str(tmp_path)]) == tmp_path
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
+    assert folder_of("jobpool.contrib.django.app", [str(tmp_path)]) is None

@@ -97,6 +97,11 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
             "does not import: Bad: it cannot be shown ({file}:3)",
             id="an exception without a text",
         ),
+        pytest.param(
+            "from django.core.exceptions import AppRegistryNotReady as Early\nraise Early('no apps')",
+            "; start a Django project as `python manage.py jobpool`",
+            id="an app of Django",
+        ),
         pytest.param("raise SystemExit(3)", "called sys.exit(3) while it was imported ({file}:1)", id="exit"),
         pytest.param(
             "x = 1", "bad_app registers no handler: decorate a function with @jobpool.handler", id="no handler"
@@ -167,6 +172,13 @@ def test_an_interrupt_is_the_apps_own_where_the_signal_is_ignored(
             load("bad_app")
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_file_of_a_package_that_is_not_installed_is_told_where_that_is(tmp_path: Path) -> None:
+    write(tmp_path / "src/acme_s/__init__.py", "")
+    write(tmp_path / "src/acme_s/jobs_s.py", "from acme_s import NAME\n")
+    with pytest.raises(ConfigurationError, match=rf"needs the module 'acme_s'.*; it is in {tmp_path}/src: set PYTH"):
+        load("src/acme_s/jobs_s.py")
 
 
 def test_an_error_deeper_than_the_app_brings_the_stack_from_the_app_on(tmp_path: Path) -> None:

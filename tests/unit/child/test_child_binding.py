@@ -293,6 +293,8 @@ def of_bytes(data: bytes) -> None: ...
 class Plain:
     def method(self, a: int) -> None: ...
 
+    def of_class(cls, a: int) -> None: ...  # noqa: N805 - as `@classmethod` above the decorator has it
+
 
 class Like(Protocol):
     attempt: int
@@ -350,6 +352,7 @@ def test_a_function_that_no_job_could_call_is_refused() -> None:
         (of_celery, "'path' has no type, and so is the job's context: annotate it (path: str, or path: jobpool."),
         (of_any_data, "parameter 'path' has no type, and so is the job's context"),
         (Plain.method, "is a method: decorate its class"),
+        (Plain.of_class, "is a method: decorate its class"),
     ]:
         with row(function), pytest.raises(ConfigurationError) as raised:
             check_shape(function, "report")

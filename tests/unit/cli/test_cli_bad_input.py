@@ -209,6 +209,13 @@ def test_a_folder_of_a_package_is_told_how_to_be_named(tmp_path: Path, word: str
         find_app(word, (str(tmp_path),))
 
 
+def test_a_module_in_src_is_told_how_to_be_found(tmp_path: Path) -> None:
+    (tmp_path / "src" / "acme").mkdir(parents=True)
+    (tmp_path / "src" / "acme" / "__init__.py").touch()
+    with pytest.raises(ConfigurationError, match=rf"no module 'acme' in .*; it is in {tmp_path}/src: set PYTHONPATH="):
+        find_app("acme.jobs", (str(tmp_path),))
+
+
 def test_an_empty_signing_key_is_not_mended_by_no_check(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "")
     result = jobpool("enqueue", "report")

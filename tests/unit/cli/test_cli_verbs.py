@@ -338,6 +338,13 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     assert "count_primes" in (tmp_path / "jobs.py").read_text()
 
 
+def test_init_leaves_nothing_half_written(jobpool: Jobpool, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").symlink_to("nowhere/jobs.py")  # cannot be written, as on a full disk
+    result = jobpool("init")
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.py"]
+
+
 def test_init_writes_any_url_as_toml(jobpool: Jobpool) -> None:
     for name in ("x\U0001f600", 'a"b', "a\\b", "a\x7fb", "a\tb"):
         assert jobpool("init", "-b", f"sqlite:///{name}.db", "--force").exit_code == 0, name

@@ -64,6 +64,9 @@ def test_look_reads_the_board(tmp_path: Path) -> None:
 
 
 def test_a_board_that_cannot_be_read_is_a_failed_check(tmp_path: Path) -> None:
-    health = look(a_pool(tmp_path), NOW)
-    assert [check.name for check in health.checks] == ["scoreboard"]
-    assert not health.ok
+    pool = a_pool(tmp_path)
+    for told in ("is not there: the pool starts just now", "cannot be read"):
+        health = look(pool, NOW)
+        assert [(check.name, told in check.text) for check in health.checks] == [("scoreboard", True)]
+        Path(pool.board).touch()  # empty
+        assert not health.ok

@@ -193,6 +193,20 @@ def test_the_default_backend_is_used_and_logged_once(tmp_path: Path, caplog: pyt
     ]
 
 
+def test_a_new_default_file_in_another_folder_than_the_program_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    levels = []
+    for folder in (tmp_path, tmp_path / "app", tmp_path / "app"):
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "reports.py"), raising=False)
+        with caplog.at_level(logging.INFO, logger="jobpool.client"), Jobs() as jobs:
+            jobs.define("report").dispatch()
+        levels.append(caplog.records[-1].levelname)
+        if len(levels) == 1:
+            (tmp_path / "jobpool.db").unlink()
+    assert levels == ["INFO", "WARNING", "INFO"], "the last finds the file that the second has made"
+
+
 def test_a_configured_backend_is_not_said_to_be_a_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from jobpool.errors import Retry, Unrecoverable
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.lease import JobLease
 from jobpool.policy.retry import RetryPolicy
-from jobpool.testing import context
+from jobpool.testing import VirtualPool, context
 
 ALIASES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -212,6 +212,18 @@ def test_a_job_that_is_not_a_task_has_no_result_for_django(jobs: Jobs) -> None:
     for ident in (done, waits, 7, None, "a\0b"):
         with pytest.raises(TaskResultDoesNotExist):
             add.using(backend="keeping").get_result(ident)
+
+
+def test_a_virtual_pool_takes_tasks_in_place_of_their_own_broker(jobs: Jobs) -> None:
+    for _ in range(2):
+        with VirtualPool() as pool, transaction.atomic():
+            result = later.using(backend="keeping").enqueue(3)
+            add.enqueue(1, b=2)  # waits for the commit
+            run, *others = pool.run_all()
+            assert (run.id, run.status, others) == (result.id, "acked", [])
+            result.refresh()
+            assert result.return_value == 3
+    assert fetched(jobs) == []
 
 
 def test_the_signal_of_an_enqueued_task_comes_when_it_is_sent(jobs: Jobs) -> None:
