@@ -81,11 +81,6 @@ def steal_streams(ctx: JobContext) -> None:
     sys.stdout = sys.stderr = None  # type: ignore[assignment]
 
 
-@handler
-def return_much(ctx: JobContext) -> str:
-    return "y" * (100 << 20)
-
-
 # --- failing ---------------------------------------------------------------------------------------
 
 
@@ -122,11 +117,6 @@ def fail_by(ctx: JobContext, name: str) -> None:
 @handler
 def leave(ctx: JobContext, code: int) -> None:
     sys.exit(code)
-
-
-@handler
-def interrupt(ctx: JobContext) -> None:
-    raise KeyboardInterrupt
 
 
 @handler
@@ -503,11 +493,9 @@ def report_progress(ctx: JobContext) -> None:
 
 
 @handler
-def enqueue_follow_ups(ctx: JobContext, fail: bool = False) -> str:
+def enqueue_follow_ups(ctx: JobContext) -> str:
     identifier = ctx.enqueue("noop", {"n": 1})
     ctx.enqueue(JobDefinition("tell", queue="other"))
-    if fail:
-        raise ValueError("after enqueueing")
     return identifier
 
 

@@ -69,6 +69,7 @@ def test_value_and_text_are_capped_together() -> None:
     assert output.startswith("xxx")
     assert output.endswith("yyy")
     assert "bytes dropped" in output
+    assert len(rendered("x" * 5000, None, CAP)[0]) < CAP + 50
 
 
 def test_a_value_in_itself_is_shown() -> None:
