@@ -80,7 +80,7 @@ def test_the_text_is_bounded_and_keeps_heads_and_tails(char: str) -> None:
     for kept in (death.stack, death.output):
         assert kept.startswith("first")
         assert kept.endswith("last")
-        assert "characters left out" in kept
+        assert "bytes dropped" in kept
 
 
 def test_even_how_is_bounded() -> None:
