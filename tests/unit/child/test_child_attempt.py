@@ -339,6 +339,10 @@ async def leave_callback() -> None:
     asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, _interrupt)
 
 
+async def leave_task() -> None:
+    asyncio.create_task(asyncio.sleep(60))  # noqa: RUF006 - what is left here is to be cancelled
+
+
 async def set_factory() -> None:
     asyncio.get_running_loop().set_task_factory(lambda *_, **__: None)  # type: ignore[arg-type, return-value]
 
@@ -351,12 +355,15 @@ def _interrupt() -> None:
     raise KeyboardInterrupt("of the job before")
 
 
-async def look_about() -> tuple[int, bool]:
+async def look_about() -> tuple[int, int, bool]:
+    tasks = len(asyncio.all_tasks())
     await asyncio.sleep(0.003)
-    return await asyncio.create_task(asyncio.to_thread(lambda: 42)), asyncio.get_running_loop().get_debug()
+    return tasks, await asyncio.create_task(asyncio.to_thread(lambda: 42)), asyncio.get_running_loop().get_debug()
 
 
-@pytest.mark.parametrize("spoil", [spoil_executor, shut_executor, leave_timer, leave_callback, set_factory, debug])
+@pytest.mark.parametrize(
+    "spoil", [spoil_executor, shut_executor, leave_timer, leave_callback, leave_task, set_factory, debug]
+)
 def test_nothing_that_an_async_handler_does_to_its_loop_meets_the_next_one(
     spoil: Callable[[], Awaitable[None]],
 ) -> None:
@@ -372,7 +379,7 @@ def test_nothing_that_an_async_handler_does_to_its_loop_meets_the_next_one(
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert found == [(42, False)]
+    assert found == [(1, 42, False)]
 
 
 @pytest.mark.parametrize("spoil", [leave_timer, leave_callback, set_factory, debug])
