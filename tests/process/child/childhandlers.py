@@ -458,10 +458,3 @@ def report_progress(ctx: JobContext) -> None:
 @handler
 def enqueue_at_once(ctx: JobContext) -> list[str]:
     return jobpool.producer.default().enqueue_many([JobDefinition("noop"), JobDefinition("tell")])
-
-
-@handler
-def enqueue_too_much(ctx: JobContext) -> None:
-    big = "x" * (1_000_000)
-    for _ in range(70):
-        ctx.enqueue("noop", {"big": big})

@@ -89,14 +89,6 @@ def test_progress_is_on_the_page(start_child: Start) -> None:
     assert (child.page.progress, child.page.progress_text) == (0.4, "rendering")
 
 
-def test_follow_ups_above_their_bound_fail_the_attempt(start_child: Start) -> None:
-    child = start_child()
-    result = child.run("enqueue_too_much")
-    assert result.kind is ResultKind.FAILED
-    assert "at most 8388608 bytes together" in result.error
-    child.succeed("noop")
-
-
 @pytest.mark.parametrize(
     ("reply", "kind", "text"),
     [

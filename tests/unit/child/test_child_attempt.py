@@ -212,6 +212,12 @@ def test_follow_ups_come_with_success_only() -> None:
     assert list(attempt(enqueue_and_fail).follow_ups) == []
 
 
+def test_follow_ups_above_their_bound_fail_the_attempt() -> None:
+    made = attempt(lambda ctx: [ctx.enqueue("next", "x" * 1_000_000) for _ in range(9)])
+    assert made.kind is ResultKind.FAILED
+    assert "at most 8388608 bytes together" in made.error
+
+
 def test_a_generator_that_a_decorator_has_hidden_is_a_failed_attempt() -> None:
     def generates() -> Iterator[int]:
         yield 1
