@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.allowances import Allowances
+from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import decode, encode
+from jobpool.message.envelope import JobEnvelope, decode, encode
 from jobpool.message.outcome import ResultKind
 from jobpool.message.signing import EnvelopeSigner
+
+
+def enveloped(handler: str, payload: Any) -> JobEnvelope:
+    body = encode(JobDefinition(handler, payload), identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
+    return decode(body, attempts=0)
+
+
+def context(payload: Any) -> JobContext:
+    """Of a job with this payload that reports to nobody; its id is `a1`."""
+    return JobContext(enveloped("any", payload), cast(Any, None))
 
 
 def attempt(
     handler: str, payload: Any, registry: HandlerRegistry | None = None, *, timeout: float = 0.0, **allowances: Any
 ) -> Attempt:
     """One attempt, under the handlers of `registry` and these allowances."""
-    body = encode(JobDefinition(handler, payload), identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
     rules = Allowances(**allowances) if allowances else None
     handlers = (registry or HandlerRegistry()).with_rules(rules)
-    return run_attempt(JobToRun(decode(body, attempts=0), "default", timeout=timeout), handlers, kill_grace=0.4)
+    return run_attempt(JobToRun(enveloped(handler, payload), "default", timeout=timeout), handlers, kill_grace=0.4)
 
 
 def output(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:

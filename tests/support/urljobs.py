@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from jobpool.handlers.builtin.url.call import Caller
-from jobpool.message.context import JobContext
-from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import decode, encode
-from jobpool.message.signing import EnvelopeSigner
+from support.built_in import context
 from support.webserver import WebServer
-
-
-def context(payload: Any) -> JobContext:
-    """Of a job with this payload; its id is `a1`."""
-    body = encode(JobDefinition("url", payload), identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
-    return JobContext(decode(body, attempts=0), cast(Any, None))
 
 
 def call(caller: Caller, url: str, method: str = "GET", **options: Any) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Session:
         OWN_THREADS.update(threading.enumerate())
         with contextlib.redirect_stdout(sys.stderr):
             load(ChildOptions(apps, sys_path=list(path), queue_handlers=rules, allowances=asdict(settings.allowances)))
-        if producer.was_used():
+        if producer.process.was_used:
             note(f"the app enqueues at its import, and so this look at it did too: {ENQUEUE_LATER}")
         return DEFAULT
 

@@ -148,7 +148,7 @@ class Jobs:
             )
         if connection is _OUR_OWN:
             send = self._target.enqueue_many
-        elif producer.in_child():
+        elif producer.process.of_child is not None:
             raise Unsupported(
                 "a job's process holds no signing keys, so in its own transaction a handler enqueues with ctx.enqueue"
                 " and ctx.ack(connection), declared with ack_in_transaction=True"
@@ -377,8 +377,8 @@ class Jobs:
     @property
     def _target(self) -> producer.Target:
         """Where jobs go: in a child of a pool, its channel to the master. Else raises as `backend`."""
-        producer.note_use()
-        of_child = producer.of_child()
+        producer.process.was_used = True
+        of_child = producer.process.of_child
         return self.backend if of_child is None else of_child
 
     @property
@@ -390,11 +390,11 @@ class Jobs:
             ConfigurationError: It cannot be opened as configured, or this `Jobs` is closed.
             BackendUnavailable: The broker does not answer.
         """
-        if producer.in_child():
+        if producer.process.of_child is not None:
             raise Unsupported(NO_LOOK)
         if self._given is not None:
             return self._given
-        if self._url is None and isinstance(chosen := producer.chosen(), Jobs) and chosen is not self:
+        if self._url is None and isinstance(chosen := producer.process.chosen, Jobs) and chosen is not self:
             return chosen.backend  # in a test: not the real broker
         known_failure = self._failure
         with self._lock:

@@ -36,7 +36,7 @@ class _OfKeys:
     def _keys(self) -> KeyStore:
         if isinstance(self._source, QueueBackend):
             return self._source.keys
-        if producer.in_child():
+        if producer.process.of_child is not None:
             raise Unsupported(
                 f"a job's process holds no connection to the broker for {self._what} of a Jobs: {self._instead}, or"
                 " give it a backend that the handler opens itself"

@@ -326,7 +326,8 @@ def warn_of_unfit(runner: CronRunner, environment: str | None) -> None:
         if not one.entry.builder.is_timed:
             mend = 'say when, such as .daily_at("06:30"), or .every_minute()'
             log.warning("a schedule names no time", extra={"fields": {"schedule": one.name, "mend": mend}})
-        if one.is_inline and (queue := DEFAULT.queue_of(one.definition.handler)):
+        if one.is_inline and (handler := DEFAULT.find(one.definition.handler)) and handler.queues:
+            queue = handler.queues[0]
             why = f"its handler names queue {queue!r}, but it runs inline, without retries"
             fields = {"schedule": one.name, "why": why, "mend": f"write .queue({queue!r}), or handler.define(…)"}
             log.warning("a schedule does not use its handler's queue", extra={"fields": fields})

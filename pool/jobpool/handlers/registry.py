@@ -377,11 +377,6 @@ class HandlerRegistry:
                 return f"the app has no handler {schedule.handler!r}; there are {known}"
         return ""
 
-    def queue_of(self, name: str) -> str | None:
-        """Return the queue that a handler's own jobs go to; None: there is no such handler, or it names no queue."""
-        handler = self._handlers.get(name)
-        return handler.queues[0] if handler and handler.queues else None
-
     def built_in_infos(self) -> list[HandlerInfo]:
         """Return the descriptions, for the master, of built-in handlers that no other has replaced. Imports none."""
         infos = []

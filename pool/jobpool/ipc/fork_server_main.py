@@ -166,7 +166,7 @@ def prepared(handlers: list[HandlerInfo], inheritance: Inheritance, preload: boo
         cut=inheritance.cut[:MAX_TOLD],
         native=native,
         spoilt_logs=spoilt_logs(forked=forked)[:MAX_TOLD],
-        enqueues=producer.was_used(),
+        enqueues=producer.process.was_used,
         memory=linux.own_memory(),
     )
 

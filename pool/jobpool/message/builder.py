@@ -256,7 +256,7 @@ class JobBuilder:
             values["cron_expression"] = " ".join(self._cron.values())
         now = None
         if self._delay is not None:  # of a moment that was given nothing is checked: it may be by a test's clock
-            now = datetime.fromtimestamp((self._clock or producers.clock()).wall(), UTC)
+            now = datetime.fromtimestamp((self._clock or producers.process.clock).wall(), UTC)
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
         definition = JobDefinition(self._handler, self._payload, **values)
         if definition.then:
@@ -272,7 +272,7 @@ class JobBuilder:
             InvalidJob: A field is out of bounds.
             Unsupported: The backend cannot do what the job asks for.
             BackendUnavailable: Nothing is known; dispatch again with an `identifier` to be sure of no duplicate.
-            ConfigurationError: There is no default producer.
+            ConfigurationError: The default producer cannot be opened.
 
         Blocks for one round trip.
         """

@@ -13,10 +13,10 @@ import orjson
 from msgspec import Meta, MsgspecError, Struct, json
 from msgspec.structs import asdict
 
+from jobpool.message.capped_text import cap_text
 from jobpool.message.printable import headline
 
 MAX_RECORD_BYTES = 16 * 1024  # bytes of a record's text in UTF-8. Stack and output keep their heads and tails.
-_MIN_KEPT_CHARS = 64
 
 BROKEN = 70
 """Exit status of a child whose main function raised or returned no status, or whose socket to the master is broken."""
@@ -56,14 +56,12 @@ class Death(Struct, frozen=True):
     def to_text(self) -> str:
         """Return one JSON object, without the fields that say nothing; at most `MAX_RECORD_BYTES`. Never raises."""
         record = {"how": ""} | {key: value for key, value in asdict(self).items() if value}
-        for key, value in record.items():
-            if isinstance(value, str):
-                record[key] = value.encode("utf-8", "backslashreplace").decode()
-        ends, room = record, MAX_RECORD_BYTES // 2
-        while len(encoded := orjson.dumps(ends)) > MAX_RECORD_BYTES:
-            ends = record | {key: _ends(record[key], room) for key in ("how", "stack", "output") if key in record}
+        room = MAX_RECORD_BYTES
+        while True:
+            kept = {key: cap_text(value, room) if isinstance(value, str) else value for key, value in record.items()}
+            if len(encoded := orjson.dumps(kept)) <= MAX_RECORD_BYTES:
+                return encoded.decode()
             room //= 2
-        return encoded.decode()
 
     @classmethod
     def from_text(cls, text: str) -> Death:
@@ -118,14 +116,6 @@ def cause_headline(cause: str | None) -> str | None:
     """Return `Message.cause` as one line of a log; None if there is none, or it only says what was printed."""
     death = Death.from_text(cause) if cause else None
     return death.headline if death is not None and death.how else None
-
-
-def _ends(text: str, room: int) -> str:
-    """Return head and tail of `text`, `room` characters in all, the cut marked."""
-    if len(text) <= max(room, _MIN_KEPT_CHARS):
-        return text
-    half = room // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[len(text) - half :]}"
 
 
 def _section(title: str, text: str) -> str:

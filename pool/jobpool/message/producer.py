@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jobpool.clock import Clock, SystemClock
-from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 
 if TYPE_CHECKING:
@@ -47,16 +46,28 @@ class Target(Producer, Protocol):
         """Carry out a call about a batch. See `QueueBackend.call_batch`."""
 
 
-class _Default:
+class Process:
+    """The producers of this process, and their clock.
+
+    Attributes:
+        producer: The default one; None = the factory is asked for it at the next use.
+        chosen: The one that `set_default` was given; None = none.
+        of_child: The one that `enter_child` was given: `Jobs(…)` uses it for any URL and opens no broker. None = this
+            is not a pool's child.
+        clock: Delays count from it where no other is given: the machine's, or that of a test's pool.
+        was_used: Something has enqueued here, through the default producer or a `Jobs` of its own.
+        factory: Opens the default producer at its first use. It must not call `default()`.
+    """
+
     def __init__(self) -> None:
         # Two threads that need it first at the same time must not open two.
         self.lock = threading.Lock()
         self.producer: Producer | None = None
         self.chosen: Producer | None = None
-        self.clock: Clock = SystemClock()
-        self.factory: Callable[[], Producer] | None = None
         self.of_child: Target | None = None
+        self.clock: Clock = SystemClock()
         self.was_used = False
+        self.factory: Callable[[], Producer] = _open_jobs
 
 
 def _open_jobs() -> Producer:
@@ -65,36 +76,23 @@ def _open_jobs() -> Producer:
     return jobpool.Jobs()
 
 
-_default = _Default()
-_default.factory = _open_jobs
+process = Process()
 
 if hasattr(os, "register_at_fork"):  # Windows cannot fork
     # A lock that another thread holds at a fork would stay locked in the child forever.
-    os.register_at_fork(after_in_child=lambda: setattr(_default, "lock", threading.Lock()))
+    os.register_at_fork(after_in_child=lambda: setattr(process, "lock", threading.Lock()))
 
 
 def default() -> Producer:
     """Return the default producer of this process, made by the factory at the first call; that may block to open it.
 
-    Raises `ConfigurationError`: the factory was taken away, or it could not open one.
+    Raises `ConfigurationError`: the factory could not open one.
     """
-    with _default.lock:
-        note_use()
-        if _default.producer is None:
-            if _default.factory is None:
-                raise ConfigurationError("there is no default producer: make a jobpool.Jobs(…) and enqueue through it")
-            _default.producer = _default.factory()
-        return _default.producer
-
-
-def note_use() -> None:
-    """Note that something enqueues in this process."""
-    _default.was_used = True
-
-
-def was_used() -> bool:
-    """Return whether anything in this process has enqueued, through the default producer or a `Jobs` of its own."""
-    return _default.was_used
+    with process.lock:
+        process.was_used = True
+        if process.producer is None:
+            process.producer = process.factory()
+        return process.producer
 
 
 def set_default(producer: Producer | None) -> None:
@@ -102,44 +100,14 @@ def set_default(producer: Producer | None) -> None:
 
     If it is a `Jobs`, every `Jobs()` that names no broker goes by it meanwhile.
     """
-    with _default.lock:
-        _default.producer = _default.chosen = producer
-
-
-def chosen() -> Producer | None:
-    """Return the producer that `set_default` was given; None = it was given none."""
-    return _default.chosen
-
-
-def clock() -> Clock:
-    """Return the clock from which delays count where none is given: the machine's, or that of a test's pool."""
-    return _default.clock
-
-
-def set_clock(clock: Clock) -> None:
-    _default.clock = clock
-
-
-def set_factory(factory: Callable[[], Producer] | None) -> None:
-    """Set what opens the default producer at its first use. The factory must not call `default()`."""
-    with _default.lock:
-        _default.factory = factory
+    with process.lock:
+        process.producer = process.chosen = producer
 
 
 def enter_child(producer: Target) -> None:
     """Send all that this process enqueues to its master from now on. Called once when a child starts."""
-    with _default.lock:
-        _default.producer = _default.of_child = producer
-
-
-def in_child() -> bool:
-    """Return whether this is a pool's child, where `Jobs(…)` opens no broker, and uses `of_child()` for any URL."""
-    return _default.of_child is not None
-
-
-def of_child() -> Target | None:
-    """Return what `enter_child` was given; None = this is not a pool's child."""
-    return _default.of_child
+    with process.lock:
+        process.producer = process.of_child = producer
 
 
 class _Turns(threading.local):

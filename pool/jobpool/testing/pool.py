@@ -203,15 +203,15 @@ class VirtualPool:
         self.backend.close()
 
     def __enter__(self) -> Self:
-        self._outer = producer.chosen(), producer.clock()
+        self._outer = producer.process.chosen, producer.process.clock
         producer.set_default(self.jobs)
-        producer.set_clock(self.clock)
+        producer.process.clock = self.clock
         return self
 
     def __exit__(self, *_: object) -> None:
         chosen, clock = self._outer
         producer.set_default(chosen)
-        producer.set_clock(clock)
+        producer.process.clock = clock
         self.close()
 
     def __repr__(self) -> str:

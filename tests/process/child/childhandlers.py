@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jobpool.message.producer
-from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.errors import Retry, Snooze
 from jobpool.handlers.registry import handler
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
@@ -81,11 +81,6 @@ def steal_streams(ctx: JobContext) -> None:
     sys.stdout = sys.stderr = None  # type: ignore[assignment]
 
 
-@handler
-def return_much(ctx: JobContext) -> str:
-    return "y" * (100 << 20)
-
-
 # --- failing ---------------------------------------------------------------------------------------
 
 
@@ -125,19 +120,6 @@ def leave(ctx: JobContext, code: int) -> None:
 
 
 @handler
-def interrupt(ctx: JobContext) -> None:
-    raise KeyboardInterrupt
-
-
-@handler
-def give_up_inside(ctx: JobContext) -> None:
-    try:
-        raise Unrecoverable("gone for good")
-    except Unrecoverable as error:
-        raise RuntimeError("wrapped") from error
-
-
-@handler
 def ask_for_retry(ctx: JobContext) -> None:
     raise Retry(after=7, reason="busy")
 
@@ -167,30 +149,6 @@ def fail_with_endless_words(ctx: JobContext) -> None:
 
 
 # --- async -----------------------------------------------------------------------------------------
-
-
-@handler
-async def add_async(ctx: JobContext, a: int, b: int) -> int:
-    await asyncio.sleep(0.001)
-    return a + b
-
-
-@handler
-async def leave_a_task(ctx: JobContext) -> int:
-    async def endless() -> None:
-        try:
-            await asyncio.sleep(LONG)
-        finally:
-            print("cancelled")
-
-    task = asyncio.create_task(endless())
-    await asyncio.sleep(0)
-    return id(task) and id(asyncio.get_running_loop())
-
-
-@handler
-async def which_loop(ctx: JobContext) -> int:
-    return id(asyncio.get_running_loop())
 
 
 @handler
@@ -379,13 +337,8 @@ def loop_in_c(ctx: JobContext, count: int) -> int:
 
 
 @handler
-def die(ctx: JobContext, code: int) -> None:
-    os._exit(code)
-
-
-@handler
-def kill_self(ctx: JobContext, number: int) -> None:
-    os.kill(os.getpid(), number)
+def die(ctx: JobContext) -> None:
+    os._exit(0)
 
 
 @handler
@@ -503,21 +456,5 @@ def report_progress(ctx: JobContext) -> None:
 
 
 @handler
-def enqueue_follow_ups(ctx: JobContext, fail: bool = False) -> str:
-    identifier = ctx.enqueue("noop", {"n": 1})
-    ctx.enqueue(JobDefinition("tell", queue="other"))
-    if fail:
-        raise ValueError("after enqueueing")
-    return identifier
-
-
-@handler
 def enqueue_at_once(ctx: JobContext) -> list[str]:
     return jobpool.producer.default().enqueue_many([JobDefinition("noop"), JobDefinition("tell")])
-
-
-@handler
-def enqueue_too_much(ctx: JobContext) -> None:
-    big = "x" * (1_000_000)
-    for _ in range(70):
-        ctx.enqueue("noop", {"big": big})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,20 +18,11 @@ Start = Callable[..., ChildProcess]
 # --- no verdict --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_os_exit_is_no_verdict(start_child: Start, code: int) -> None:
+def test_os_exit_is_no_verdict(start_child: Start) -> None:
     child = start_child()
-    child.send("die", {"code": code})
+    child.send("die")
     assert child.receive() is None
-    assert child.exit_status() == code
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_signal_is_no_verdict(start_child: Start, number: int) -> None:
-    child = start_child()
-    child.send("kill_self", {"number": int(number)})
-    assert child.receive() is None
-    assert child.exit_status() == -number
+    assert child.exit_status() == 0
 
 
 @pytest.mark.parametrize("handler", ["close_everything", "swap_sockets"])
@@ -195,11 +185,3 @@ def test_a_flood_is_cut_and_counted(start_child: Start) -> None:
     assert "bytes dropped" in output
     assert "the end" in output
     assert all(child.succeed("noop").leaving == "" for _ in range(65))
-
-
-def test_a_huge_return_value_is_cut(start_child: Start) -> None:
-    child = start_child()
-    output = child.succeed("return_much", timeout=60.0).output
-    assert len(output) < 66_000
-    assert "bytes dropped" in output
-    assert child.succeed("noop").kind is ResultKind.SUCCEEDED

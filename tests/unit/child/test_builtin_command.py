@@ -16,7 +16,6 @@ from support.built_in import attempt, failure, output, refusal
 from support.tables import row
 
 from jobpool.errors import ConfigurationError, Unrecoverable
-from jobpool.handlers.builtin import Kit, make
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.outcome import ResultKind
@@ -241,7 +240,3 @@ def test_two_commands_of_one_name_are_refused_and_both_are_named() -> None:
     assert str(raised.value) == (
         f"two commands are named 'x': {__file__}:{lines[0]} (one) and {__file__}:{lines[1]} (two): rename one of them"
     )
-
-
-def test_a_kit_of_its_own_makes_a_handler_of_its_own() -> None:
-    assert make("command", Kit()).name == "command"

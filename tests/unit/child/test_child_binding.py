@@ -15,30 +15,16 @@ from uuid import UUID
 
 import pydantic
 import pytest
+from support.built_in import context
 from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.binding import PayloadMismatch, bind, check_shape
 from jobpool.handlers.conversion import Mismatch, converter
 from jobpool.message.context import JobContext
-from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import decode, encode
-from jobpool.message.signing import EnvelopeSigner
 
 if TYPE_CHECKING:
     from nowhere import Unknown
-
-
-class Silent:
-    def progress(self, fraction: float, text: str, /) -> None: ...
-
-    def follow_up(self, definition: JobDefinition, /) -> None: ...
-
-
-def context(payload: Any) -> JobContext:
-    definition = JobDefinition("report", payload)
-    body = encode(definition, identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
-    return JobContext(decode(body, attempts=0), Silent())
 
 
 def call(function: Callable[..., Any], payload: Any) -> Any:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.handler import Handler
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.message import producer
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 
@@ -27,28 +26,6 @@ def other(ctx: JobContext) -> None: ...
 
 
 async def hook(_: Any) -> None: ...
-
-
-class Kept:
-    """A producer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.definitions: list[JobDefinition] = []
-
-    def enqueue(self, definition: JobDefinition, /) -> str:
-        self.definitions.append(definition)
-        return f"id{len(self.definitions)}"
-
-    def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
-        return [self.enqueue(definition) for definition in definitions]
-
-
-@pytest.fixture
-def kept() -> Any:
-    kept = Kept()
-    producer.set_default(kept)
-    yield kept
-    producer.set_default(None)
 
 
 def test_a_bare_decorator_takes_the_functions_name(registry: HandlerRegistry) -> None:
@@ -70,28 +47,10 @@ def test_a_decorator_with_arguments_keeps_them(registry: HandlerRegistry) -> Non
     assert [registry.resolve(name, "any").queues for name in registry.names()] == [("a", "b"), ("reports",)]
 
 
-def test_a_handler_is_called_like_its_function(registry: HandlerRegistry) -> None:
-    made = registry.handler("report")(build_report)
-    ctx: Any = None
-    assert made(ctx, customer=7) == "report 7"
-
-
-def test_enqueue_sends_through_the_default_producer_to_the_handlers_queue(
-    registry: HandlerRegistry, kept: Kept
-) -> None:
+def test_a_job_goes_to_the_handlers_queue_and_leaves_the_other_options_to_the_run(registry: HandlerRegistry) -> None:
+    """So a deploy changes them for waiting jobs too."""
     made = registry.handler("report", queue="reports", max_retries=3, timeout=60)(build_report)
-    assert made.enqueue(customer=7) == "id1"
-    [definition] = kept.definitions
-    assert (definition.handler, definition.payload, definition.queue) == ("report", {"customer": 7}, "reports")
-    # The decorator's values are looked up when the job runs, so that a deploy changes them for waiting jobs too.
-    assert (definition.max_retries, definition.timeout) == (None, None)
-
-
-def test_define_gives_a_builder(registry: HandlerRegistry, kept: Kept) -> None:
-    made = registry.handler("report")(build_report)
-    assert made.define(customer=7).queue("slow").priority(1).dispatch() == "id1"
-    [definition] = kept.definitions
-    assert (definition.queue, definition.priority) == ("slow", 1)
+    assert made.define(customer=7).to_definition() == JobDefinition("report", {"customer": 7}, queue="reports")
 
 
 def test_a_queues_list_of_handlers_is_honoured(registry: HandlerRegistry) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.built_in import attempt, failure, output, refusal
+from support.built_in import attempt, output, refusal
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.handler import Handler
@@ -96,17 +96,6 @@ def test_and_refuses_what_does_not_fit(registry: HandlerRegistry, payload: Any) 
     assert refusal("it", payload, registry).startswith("the payload does not fit handler 'it': field ")
 
 
-def test_what_making_it_raises_fails_the_attempt(registry: HandlerRegistry) -> None:
-    @registry.handler("it")
-    class Broken:
-        def __init__(self) -> None:
-            raise OSError("no disk")
-
-        def run(self, ctx: JobContext) -> None: ...
-
-    assert failure("it", {}, registry).endswith("OSError: no disk")
-
-
 class NothingToRun:
     def work(self, ctx: JobContext) -> None: ...
 
@@ -149,12 +138,6 @@ def test_a_class_that_does_not_fit_is_refused_when_it_is_registered(
     assert "'it'" in str(raised.value)
     assert text in str(raised.value)
     assert registry.names() == []
-
-
-def test_two_classes_of_one_name_are_refused_and_both_are_named(registry: HandlerRegistry) -> None:
-    registry.handler("it")(Report)
-    with pytest.raises(ConfigurationError, match=r"Report\.run\) and .*Called\.__call__\): rename one of them"):
-        registry.handler("it")(Called)
 
 
 def typed(more: int, ctx: JobContext, order: Order) -> int:

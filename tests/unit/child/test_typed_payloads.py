@@ -207,38 +207,6 @@ def test_what_fits_is_what_the_annotation_says(handler: str) -> None:
     assert output(handler, GOOD, REGISTRY) == "list"
 
 
-@pytest.mark.parametrize("handler", ["by_class", "by_model", "by_name"])
-@pytest.mark.parametrize(
-    ("payload", "field"),
-    [
-        pytest.param({}, "customer", id="nothing"),
-        pytest.param({"lines": []}, "customer", id="one is missing"),
-        pytest.param({"customer": 7}, "lines", id="another is missing"),
-        pytest.param({**GOOD, "customer": None}, "customer", id="null"),
-        pytest.param({**GOOD, "customer": {}}, "customer", id="object"),
-        pytest.param({**GOOD, "customer": "seven"}, "customer", id="text"),
-        pytest.param({**GOOD, "customer": 7.5}, "customer", id="fraction"),
-        pytest.param({**GOOD, "lines": "ab"}, "lines", id="text for a list"),
-        pytest.param({**GOOD, "lines": {"0": {"text": "a"}}}, "lines", id="object for a list"),
-        pytest.param({**GOOD, "lines": [None]}, "lines", id="null in a list"),
-        pytest.param({**GOOD, "lines": [{"text": 1}]}, "text", id="wrong below"),
-        pytest.param({**GOOD, "lines": [{}]}, "text", id="missing below"),
-        pytest.param({**GOOD, "lines": [{"text": "a", "colour": "blue"}]}, "colour", id="no such member"),
-        pytest.param({**GOOD, "extra_field": 1}, "extra_field", id="one too many"),
-        pytest.param({**GOOD, "__class__": "x"}, "__class__", id="a field with underscores"),
-        pytest.param([1], "", id="a list"),
-        pytest.param("text", "", id="a text"),
-        pytest.param(7, "", id="a number"),
-        pytest.param(None, "", id="null payload"),
-    ],
-)
-def test_a_wrong_field_ends_the_job_and_the_text_names_it(handler: str, payload: Any, field: str) -> None:
-    said = refusal(handler, payload, REGISTRY)
-    assert said.startswith(f"the payload does not fit handler '{handler}': ")
-    assert field in said
-    assert "Traceback" not in said
-
-
 def test_values_that_look_alike_are_told_apart() -> None:
     for case, annotation, value in [
         ("true is not the member 1", Colour, True),

@@ -15,22 +15,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.built_in import attempt
 from support.descriptors import open_descriptors
 from support.tables import row
 from support.urljobs import call
 from support.waiting import wait_until
 from support.webserver import Answer, WebServer, answer
 
-from jobpool.child.attempt import JobToRun, run_attempt
 from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.call import CHARSETS, MAX_WAIT_S, Caller, Later, wait_asked
 from jobpool.handlers.builtin.url.connection import tls_context
 from jobpool.handlers.builtin.url.request import Refused
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import decode, encode
 from jobpool.message.outcome import ResultKind
-from jobpool.message.signing import EnvelopeSigner
 
 LIMIT = 100_000
 
@@ -219,16 +216,7 @@ def test_the_text_of_a_body(server: WebServer) -> None:
 def test_every_encoding_that_a_body_may_have_is_known_and_takes_any_bytes() -> None:
     names = [f"utf{dash}{size}" for dash in ("", "-") for size in ("8", "16", "32")]
     names += [f"utf-{size}{dash}{end}" for dash in ("", "-") for size in (16, 32) for end in ("be", "LE")]
-    names += [
-        "us-ascii",
-        "latin1",
-        "koi8-u",
-        "euc-kr",
-        "gb2312",
-        "gbk",
-        "gb18030",
-        "big5",
-    ]
+    names += ["us-ascii", "latin1", "koi8-u", "euc-kr", "gb2312", "gbk", "gb18030", "big5"]
     names += [f"iso-8859-{n}" for n in range(1, 17)] + [f"windows-125{n}" for n in range(9)]
     for name in filter(CHARSETS.fullmatch, names):
         assert isinstance(bytes(range(256)).decode(name, "replace"), str)
@@ -365,10 +353,10 @@ def test_a_job_may_ask_for_less_time_and_never_for_more(server: WebServer) -> No
 # --- the hard timeout -----------------------------------------------------------------------------------
 
 
-def job(url: str, timeout: float) -> JobToRun:
-    payload = {"method": "GET", "url": url}
-    body = encode(JobDefinition("it", payload), identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
-    return JobToRun(decode(body, attempts=0), "default", timeout=timeout)
+def timed_out(caller: Caller, url: str, timeout: float) -> bool:
+    registry = HandlerRegistry()
+    registry.handler("it")(caller.run)
+    return attempt("it", {"method": "GET", "url": url}, registry, timeout=timeout).kind is ResultKind.TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -381,13 +369,8 @@ def test_the_hard_timeout_leaves_no_connection_behind(server: WebServer, head: b
         sock.sendall(head)
         hung_up.append(sock.recv(1))
 
-    server.answers["/"] = stay
-    registry = HandlerRegistry()
-    registry.handler("it")(caller(timeout=60.0).run)
-
-    attempt = run_attempt(job(f"http://127.0.0.1:{server.port}/", 0.2), registry)
-
-    assert attempt.kind is ResultKind.TIMEOUT
+    server.answers |= {"/": b"", "/stay": stay}  # a call of an earlier test, which timed out, may come only now
+    assert timed_out(caller(timeout=60.0), f"http://127.0.0.1:{server.port}/stay", 0.2)
     wait_until(lambda: hung_up, what="the client has closed its end")
     assert hung_up == [b""]
 
@@ -395,13 +378,9 @@ def test_the_hard_timeout_leaves_no_connection_behind(server: WebServer, head: b
 def test_the_hard_timeout_in_a_tls_handshake_leaves_no_connection_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(30)
-        registry, patient = HandlerRegistry(), caller(timeout=60.0)
+        patient = caller(timeout=60.0)
         patient.context = tls_context()  # that, and the import of urllib3, may take longer than the attempt has
-        registry.handler("it")(patient.run)
-
-        attempt = run_attempt(job(f"https://127.0.0.1:{listener.getsockname()[1]}/", 0.3), registry)
-
-        assert attempt.kind is ResultKind.TIMEOUT
+        assert timed_out(patient, f"https://127.0.0.1:{listener.getsockname()[1]}/", 0.3)
         sock, _ = listener.accept()
         with sock:
             sock.settimeout(10)
@@ -419,10 +398,5 @@ def test_the_hard_timeout_in_a_connect_leaves_no_connection_behind() -> None:
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
         before = open_descriptors()
-        registry = HandlerRegistry()
-        registry.handler("it")(caller(timeout=60.0).run)
-
-        attempt = run_attempt(job(f"http://127.0.0.1:{port}/", 0.2), registry)
-
-        assert attempt.kind is ResultKind.TIMEOUT
+        assert timed_out(caller(timeout=60.0), f"http://127.0.0.1:{port}/", 0.2)
         assert open_descriptors() <= before

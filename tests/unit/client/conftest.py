@@ -22,5 +22,5 @@ def backend(clock: ManualClock) -> MemoryBackend:
 @pytest.fixture
 def in_child(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a pool's child sees the world: `backend` is its channel to the master."""
-    monkeypatch.setattr(producer, "_default", producer._Default())
+    monkeypatch.setattr(producer, "process", producer.Process())
     producer.enter_child(backend)

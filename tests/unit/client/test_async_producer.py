@@ -214,7 +214,7 @@ def test_handlers_and_builders_have_it_too(monkeypatch: pytest.MonkeyPatch, tmp_
     @registry.handler(queue="reports")
     def report(customer: int) -> None: ...
 
-    monkeypatch.setattr(producer, "_default", producer._Default())
+    monkeypatch.setattr(producer, "process", producer.Process())
     with Jobs(f"sqlite:///{tmp_path}/default.db") as jobs, Jobs(f"sqlite:///{tmp_path}/other.db") as other:
         producer.set_default(jobs)
 

@@ -59,7 +59,7 @@ class Recorder:
 def master(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """This process plays a child: everything goes to its master."""
     recorder = Recorder()
-    monkeypatch.setattr(producer, "_default", producer._Default())
+    monkeypatch.setattr(producer, "process", producer.Process())
     producer.enter_child(recorder)
     return recorder
 
@@ -323,9 +323,7 @@ def test_a_child_cannot_look_into_the_broker(master: Recorder) -> None:
 
 
 def test_the_default_producer_opens_jobs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = producer._Default()
-    fresh.factory = producer._open_jobs
-    monkeypatch.setattr(producer, "_default", fresh)
+    monkeypatch.setattr(producer, "process", producer.Process())
     jobs = producer.default()
     assert isinstance(jobs, Jobs)
     with jobs:

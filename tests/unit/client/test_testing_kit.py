@@ -340,7 +340,7 @@ def test_as_a_context_it_takes_what_handlers_enqueue() -> None:
         handler.enqueue()
         handler.define().dispatch()
         assert len(pool.run_all()) == 2
-    assert producer._default.producer is None
+    assert producer.process.producer is None
 
 
 def test_as_a_context_it_takes_what_any_jobs_without_a_url_enqueues(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_as_a_context_it_takes_what_any_jobs_without_a_url_enqueues(tmp_path: Pa
             real.enqueue("report")
             assert len(pool.run_all()) == 3
         assert real.stats().waiting == 1
-    assert producer.chosen() is None
+    assert producer.process.chosen is None
 
 
 def test_after_an_inner_pool_the_outer_one_takes_what_handlers_enqueue() -> None:
@@ -366,7 +366,7 @@ def test_after_an_inner_pool_the_outer_one_takes_what_handlers_enqueue() -> None
             handler.enqueue()
         handler.enqueue()
         assert [len(pool.waiting()) for pool in (outer, inner)] == [1, 1]
-    assert producer.chosen() is None
+    assert producer.process.chosen is None
 
 
 def test_no_name_of_the_kit_is_a_module_too() -> None:

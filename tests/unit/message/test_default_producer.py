@@ -24,31 +24,13 @@ class Somewhere:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "_default", producer._Default())
-
-
-def test_without_any_the_error_says_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no default producer: make a jobpool\.Jobs"):
-        producer.default()
-
-
-def test_the_factory_is_called_once_and_late() -> None:
-    made: list[Somewhere] = []
-
-    def factory() -> Somewhere:
-        made.append(Somewhere())
-        return made[-1]
-
-    producer.set_factory(factory)
-    assert made == []
-    assert producer.default() is producer.default() is made[0]
-    assert len(made) == 1
+    monkeypatch.setattr(producer, "process", producer.Process())
 
 
 def test_threads_that_need_it_at_once_get_the_same() -> None:
     together = threading.Barrier(8)
     found: list[producer.Producer] = []
-    producer.set_factory(Somewhere)
+    producer.process.factory = Somewhere
 
     def ask() -> None:
         together.wait(10)
@@ -68,17 +50,17 @@ def test_a_factory_that_fails_is_asked_again() -> None:
     def broken() -> Somewhere:
         raise ConfigurationError("no such backend")
 
-    producer.set_factory(broken)
+    producer.process.factory = broken
     with pytest.raises(ConfigurationError, match="no such backend"):
         producer.default()
 
-    producer.set_factory(Somewhere)
+    producer.process.factory = Somewhere
     assert isinstance(producer.default(), Somewhere)
 
 
 def test_what_was_set_counts_more_than_the_factory() -> None:
     mine = Somewhere()
-    producer.set_factory(Somewhere)
+    producer.process.factory = Somewhere
     producer.set_default(mine)
     assert producer.default() is mine
 
@@ -88,11 +70,11 @@ def test_what_was_set_counts_more_than_the_factory() -> None:
 
 def test_a_child_of_a_pool_knows_that_it_is_one() -> None:
     channel = Somewhere()
-    assert not producer.in_child()
+    assert producer.process.of_child is None
 
     producer.enter_child(channel)
 
-    assert producer.in_child()
+    assert producer.process.of_child is channel
     assert producer.default() is channel
 
 
@@ -100,10 +82,10 @@ FORK_WHILE_LOCKED = """
 import os
 from jobpool.message import producer
 
-with producer._default.lock:
+with producer.process.lock:
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if producer._default.lock.acquire(timeout=5) else 1)
+        os._exit(0 if producer.process.lock.acquire(timeout=5) else 1)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 

@@ -10,46 +10,15 @@ import pytest
 
 from jobpool.errors import InvalidJob
 from jobpool.message.builder import JobBuilder
-from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope
+from jobpool.message.envelope import MAX_BODY_BYTES
+from jobpool.testing import context
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.shown: list[tuple[float, str]] = []
-        self.jobs: list[JobDefinition] = []
-
-    def progress(self, fraction: float, text: str, /) -> None:
-        self.shown.append((fraction, text))
-
-    def follow_up(self, definition: JobDefinition, /) -> None:
-        self.jobs.append(definition)
-
-
-def an_envelope(**given_fields: Any) -> JobEnvelope:
-    fields: dict[str, Any] = {
-        "job": "report",
-        "payload": {"customer": 7},
-        "queue": "reports",
-        "priority": 5,
-        "max_retries": 3,
-        "attempts": 2,
-        "name": None,
-        "identifier": "0123456789abcdef",
-    }
-    return JobEnvelope(**{**fields, **given_fields})
-
-
-@pytest.fixture
-def listener() -> Listener:
-    return Listener()
-
-
-def test_it_tells_the_handler_about_its_job(listener: Listener) -> None:
-    envelope = an_envelope(name="daily", meta={"tenant": 7, "_timeout": 60.0, "v": 1})
-
-    ctx = JobContext(envelope, listener, fence=9, crashes=1, deadline=123.5)
+def test_it_tells_the_handler_about_its_job() -> None:
+    job: dict[str, Any] = {"handler": "report", "name": "daily", "queue": "reports", "identifier": "0123456789abcdef"}
+    meta = {"tenant": 7, "_timeout": 60.0, "v": 1}
+    ctx = context({"customer": 7}, **job, attempt=3, max_retries=3, meta=meta, fence=9, crashes=1, deadline=123.5)
 
     assert ctx.id == "0123456789abcdef"
     assert ctx.name == "daily"
@@ -65,13 +34,8 @@ def test_it_tells_the_handler_about_its_job(listener: Listener) -> None:
     assert repr(ctx) == "<JobContext 0123456789abcdef 'report' attempt 3>"
 
 
-def test_what_the_pool_resolved_counts_more_than_the_wire(listener: Listener) -> None:
-    assert JobContext(an_envelope(max_retries=None), listener).max_retries is None
-    assert JobContext(an_envelope(max_retries=None), listener, max_retries=0).max_retries == 0
-
-
-def test_a_job_without_a_name_has_its_handlers(listener: Listener) -> None:
-    assert JobContext(an_envelope(), listener).name == "report"
+def test_a_job_without_a_name_has_its_handlers() -> None:
+    assert context(handler="report").name == "report"
 
 
 class Counted:
@@ -88,17 +52,18 @@ class Counted:
         *[(Fraction(1, 4), 0.25), (Decimal("0.25"), 0.25), (Counted(), 0.25)],
     ],
 )
-def test_progress_is_kept_between_0_and_1(listener: Listener, fraction: SupportsFloat, shown: float) -> None:
-    JobContext(an_envelope(), listener).progress(fraction, "rendering")
-
-    assert listener.shown == [(shown, "rendering")]
+def test_progress_is_kept_between_0_and_1(fraction: SupportsFloat, shown: float) -> None:
+    ctx = context()
+    ctx.progress(fraction, "rendering")
+    assert ctx.reports == [(shown, "rendering")]
 
 
 @pytest.mark.parametrize("fraction", [float("nan"), "0.5", b"1", None, 1j, 10**400])
-def test_progress_that_is_no_number_is_refused(listener: Listener, fraction: Any) -> None:
+def test_progress_that_is_no_number_is_refused(fraction: Any) -> None:
+    ctx = context()
     with pytest.raises(ValueError, match="progress is a number from 0 to 1"):
-        JobContext(an_envelope(), listener).progress(fraction)
-    assert listener.shown == []
+        ctx.progress(fraction)
+    assert ctx.reports == []
 
 
 class TestFollowUps:
@@ -112,29 +77,23 @@ class TestFollowUps:
             pytest.param(JobBuilder("mail").queue("out"), None, JobDefinition("mail", queue="out"), id="builder"),
         ],
     )
-    def test_each_form(self, listener: Listener, job: Any, payload: Any, expected: JobDefinition) -> None:
-        ident = JobContext(an_envelope(), listener).enqueue(job, payload)
-
+    def test_each_form(self, job: Any, payload: Any, expected: JobDefinition) -> None:
+        ctx = context()
+        ident = ctx.enqueue(job, payload)
         assert len(ident) == 16
         assert int(ident, 16) >= 0
-        assert listener.jobs == [expected.with_identifier(ident)]
+        assert ctx.enqueued == [expected.with_identifier(ident)]
 
-    def test_an_id_of_its_own_is_kept(self, listener: Listener) -> None:
-        assert JobContext(an_envelope(), listener).enqueue(JobDefinition("mail", identifier="mail-7")) == "mail-7"
-        assert listener.jobs[0].identifier == "mail-7"
-
-    def test_each_gets_another_id(self, listener: Listener) -> None:
-        ctx = JobContext(an_envelope(), listener)
-
+    def test_an_id_of_its_own_is_kept_and_each_other_gets_another(self) -> None:
+        ctx = context()
+        assert ctx.enqueue(JobDefinition("mail", identifier="mail-7")) == ctx.enqueued[0].identifier == "mail-7"
         assert len({ctx.enqueue("mail") for _ in range(10)}) == 10
 
-    def test_the_trace_is_handed_on(self, listener: Listener) -> None:
-        ctx = JobContext(an_envelope(meta={"traceparent": "00-a-b-01", "tenant": 7}), listener)
-
+    def test_the_trace_is_handed_on(self) -> None:
+        ctx = context(meta={"traceparent": "00-a-b-01", "tenant": 7})
         ctx.enqueue("mail")
         ctx.enqueue(JobDefinition("mail", meta={"traceparent": "mine", "x": 1}))
-
-        assert [job.meta for job in listener.jobs] == [{"traceparent": "00-a-b-01"}, {"traceparent": "mine", "x": 1}]
+        assert [job.meta for job in ctx.enqueued] == [{"traceparent": "00-a-b-01"}, {"traceparent": "mine", "x": 1}]
 
     @pytest.mark.parametrize(
         ("job", "payload", "text"),
@@ -145,9 +104,8 @@ class TestFollowUps:
             pytest.param(JobDefinition("mail"), {"x": 1}, "with a handler's name only", id="two payloads"),
         ],
     )
-    def test_what_could_not_be_sent_later_is_refused_now(
-        self, listener: Listener, job: Any, payload: Any, text: str
-    ) -> None:
+    def test_what_could_not_be_sent_later_is_refused_now(self, job: Any, payload: Any, text: str) -> None:
+        ctx = context()
         with pytest.raises(InvalidJob, match=text):
-            JobContext(an_envelope(), listener).enqueue(job, payload)
-        assert listener.jobs == []
+            ctx.enqueue(job, payload)
+        assert ctx.enqueued == []

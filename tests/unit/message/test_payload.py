@@ -87,17 +87,6 @@ def test_what_is_accepted_comes_back_from_the_wire_as_it_was(value: Any) -> None
     assert orjson.loads(orjson.dumps(copy)) == value
 
 
-def test_a_later_change_of_the_callers_value_changes_nothing() -> None:
-    mine: dict[str, Any] = {"items": [{"price": 1}], "tags": []}
-    copy = check_payload(mine)
-
-    mine["items"][0]["price"] = 2
-    mine["tags"].append("late")
-    mine["new"] = True
-
-    assert copy == {"items": [{"price": 1}], "tags": []}
-
-
 @pytest.mark.parametrize("edge", [SMALLEST_INT, LARGEST_INT, 0, -1, True, 5e-324, -0.0, "\x00", "", "🦆", None])
 def test_edges_that_json_can_carry(edge: Any) -> None:
     assert check_payload({"value": edge}) == {"value": edge}
@@ -163,11 +152,6 @@ def test_the_depth_leaves_room_for_the_envelope() -> None:
     assert check_payload(nested(MAX_DEPTH - 1)) == nested(MAX_DEPTH - 1)
     with pytest.raises(InvalidJob, match="nested more than 63 deep"):
         check_payload(nested(MAX_DEPTH))
-
-
-def test_a_value_a_thousand_deep_is_refused_without_a_recursion_error() -> None:
-    with pytest.raises(InvalidJob, match="nested more than"):
-        check_payload(nested(1_000))
 
 
 def test_the_error_names_the_place_it_was_given() -> None:

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from jobpool.message.outcome import ExecutionResult, Status, WorkerResult
+from jobpool.message.outcome import ExecutionResult, Status
 
 
 def test_the_words_of_the_pipeline() -> None:
@@ -24,10 +24,6 @@ def test_the_words_of_the_pipeline() -> None:
         "moved",
     ]
     assert f"{Status.DEAD_LETTERED}" == "dead-lettered"
-
-
-def test_a_worker_result() -> None:
-    assert WorkerResult(Status.EMPTY) == WorkerResult(Status.EMPTY, attempts=0, error=None)
 
 
 @pytest.mark.parametrize(("start", "end", "seconds"), [(10.0, 12.5, 2.5), (10.0, 10.0, 0.0), (10.0, 9.0, 0.0)])

@@ -53,13 +53,6 @@ def test_the_wire_object_is_signed_as_it_goes_over_the_wire() -> None:
         signer.sign(wire | {"payload": {1, 2}})
 
 
-def test_what_a_producer_sends_verifies_as_a_dict() -> None:
-    signer = EnvelopeSigner("secret-key")
-    job = JobDefinition("report", {"b": 1, "a": [1.5, "ü"]}, timeout=3, meta={"z": 1})
-    body = encode(job, identifier="x", queue="q", signer=signer, now=0.0)
-    assert signer.verify(json.loads(body))
-
-
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=300))
 def test_it_is_hmac_sha256_whatever_the_length_of_the_key(key: bytes, message: bytes) -> None:
     assert EnvelopeSigner(key).sign(message) == hmac.new(key, message, hashlib.sha256).hexdigest()

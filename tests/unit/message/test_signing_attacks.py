@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,13 +15,12 @@ from support.tables import row
 from support.tiers import examples
 
 from jobpool.broker.opening import default_signer
-from jobpool.errors import BadSignature, ConfigurationError, InvalidJob, MalformedEnvelope
+from jobpool.errors import BadSignature, ConfigurationError, MalformedEnvelope
 from jobpool.message.batches import BatchStatus, with_end
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, decode, decode_again, encode, sign_again, verify
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
-from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
 from jobpool.settings import load
@@ -105,27 +103,19 @@ OTHERS: dict[str, list[Any]] = {
     "idempotencyKey": [None, "k-2", ""],
     "meta": [None, {}, {"tenant": "other"}, {**WIRE["meta"], "_timeout": 0}, {**WIRE["meta"], "v": 2}],
 }
+TYPES: tuple[Any, ...] = (None, True, False, 0, 1, -1, 1.0, 5.0, 10**30, "", "5", "true", [], {}, [1], {"a": 1})
 
 
 def test_a_signed_field_that_was_changed_is_refused() -> None:
     for field in SIGNED:
-        for value in OTHERS[field]:
-            assert accepted(dumped(WIRE | {field: value})) is None, (field, value)
+        for value in (*OTHERS[field], *TYPES, str(WIRE[field]), [WIRE[field]], {field: WIRE[field]}):
+            if repr(value) != repr(WIRE[field]):
+                assert accepted(dumped(WIRE | {field: value})) is None, (field, value)
 
 
 def test_a_signed_field_that_was_removed_is_refused() -> None:
     for field in SIGNED:
         assert accepted(dumped({name: value for name, value in WIRE.items() if name != field})) is None, field
-
-
-TYPES: tuple[Any, ...] = (None, True, False, 0, 1, -1, 1.0, 5.0, 10**30, "", "5", "true", [], {}, [1], {"a": 1})
-
-
-def test_a_signed_field_of_another_type_is_refused() -> None:
-    for field in SIGNED:
-        for value in (*TYPES, str(WIRE[field]), [WIRE[field]], {field: WIRE[field]}):
-            if repr(value) != repr(WIRE[field]):
-                assert accepted(dumped(WIRE | {field: value})) is None, (field, value)
 
 
 def test_a_value_inside_a_signed_field() -> None:
@@ -203,14 +193,6 @@ def test_a_key_that_is_there_twice_is_one_job_for_everybody() -> None:
             for body in (b"{" + twin + b"," + BODY[1:], BODY[:-1] + b"," + twin + b"}"):
                 assert json.loads(body), "a double key is JSON"
                 assert is_harmless(body), body
-
-
-@settings(max_examples=examples(100))
-@given(st.permutations(sorted(WIRE)))
-def test_the_order_of_the_fields_is_nothing(names: list[str]) -> None:
-    body = dumped({name: WIRE[name] for name in names})
-    assert accepted(body) is not None
-    assert is_harmless(body)
 
 
 def escaped(text: bytes) -> bytes:
@@ -294,21 +276,7 @@ def test_two_signatures_are_the_last_one() -> None:
     assert is_harmless(BODY.replace(right, wrong + b"," + right))
 
 
-def test_a_signature_of_another_message_fits_no_other() -> None:
-    other = json.loads(sealed(JobDefinition("shell", "rm")))
-    assert accepted(dumped(WIRE | {"_sig": other["_sig"]})) is None
-    assert accepted(dumped(other | {"_sig": RIGHT})) is None
-
-
 # --- keys -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_old_key_is_accepted_while_it_is_listed_and_refused_afterwards() -> None:
-    old = sealed(signer=EnvelopeSigner("old"))
-    rotating, rotated = EnvelopeSigner(["new", "old"]), EnvelopeSigner(["new"])
-    assert accepted(old, rotating) is not None
-    assert accepted(old, rotated) is None
-    assert accepted(sealed(signer=rotating), rotated) is not None  # the first key signs
 
 
 def test_a_body_without_a_signature_is_refused_as_soon_as_there_is_a_key() -> None:
@@ -318,14 +286,13 @@ def test_a_body_without_a_signature_is_refused_as_soon_as_there_is_a_key() -> No
     assert accepted(dumped(WIRE | {"job": "other", "_sig": None}), EnvelopeSigner()) is not None
 
 
-def test_the_empty_key_is_refused_as_a_setting_and_in_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_key_is_refused_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for variable in ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY"):
         for written, told in (
             ("", f"{variable}: a signing key must not be empty"),
             ("[]", "list of signing keys is empty"),
+            ('["good", ""]', "a signing key must not be empty"),
             ("[1]", "a signing key must be a text in quotes"),
             ('[["x"]]', "a signing key must be a text in quotes"),
         ):
@@ -336,21 +303,6 @@ def test_the_empty_key_is_refused_as_a_setting_and_in_the_environment(
                     load()
                 with pytest.raises(ConfigurationError, match=r"empty|text"):
                     default_signer(None)
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "fallback")
-    for setting in ('""', "[]", '["good", ""]'):
-        (tmp_path / "jobpool.toml").write_text(f"signing_key = {setting}\n")
-        for read in (load, lambda: default_signer(None)):
-            with row(setting), pytest.raises(ConfigurationError, match="empty"):
-                read()
-
-
-def test_a_file_without_a_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "fallback")
-    file = tmp_path / "keys"
-    for text in ("", "\n", " \n\t\n"):
-        file.write_text(text)
-        with row(text), pytest.raises(ConfigurationError, match="holds no key: write one a line"):
-            load({"signing_key_file": str(file)}, start=tmp_path).signing_keys()
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------
@@ -387,19 +339,6 @@ def test_a_signed_body_is_accepted_up_to_the_bound_and_refused_above() -> None:
     at_the_bound = BODY + b" " * (MAX_BODY_BYTES - len(BODY))
     assert accepted(at_the_bound) is not None
     assert accepted(at_the_bound + b" ") is None
-
-
-def test_a_hundred_thousand_levels_are_refused_before_they_are_parsed() -> None:
-    for opening in (b"[", b'{"a":', b'[{"a":['):
-        body = b'{"job":"report","payload":' + opening * 100_000
-        with row(opening), pytest.raises(MalformedEnvelope, match=f"nested more than {MAX_DEPTH} deep"):
-            decode(body, attempts=0)
-
-
-def test_a_producer_cannot_set_a_reserved_key() -> None:
-    for key in ("_timeout", "_expires", "_singleInstance", "_concurrencyKey", "_anything", "v"):
-        with row(key), pytest.raises(InvalidJob, match="reserved"):
-            JobDefinition("report", meta={key: 1})
 
 
 HOSTILE = (
@@ -440,10 +379,3 @@ def test_an_inspector_tells_a_wrong_signature_from_a_wrong_body() -> None:
 
 def a_lease(body: bytes) -> JobLease:
     return JobLease("0123456789abcdef", QUEUE, body, 1, "f" * 32, 1e9, "memory")
-
-
-def test_the_signature_error_is_one_of_the_malformed() -> None:
-    with pytest.raises(BadSignature):
-        verify(decode(BODY.replace(b'"report"', b'"shell"'), attempts=0), SIGNER, QUEUE)
-    assert issubclass(BadSignature, MalformedEnvelope)
-    assert orjson.loads(BODY) == WIRE

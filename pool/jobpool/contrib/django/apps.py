@@ -16,7 +16,7 @@ class JobpoolConfig(AppConfig):  # type: ignore[misc]
 
     def ready(self) -> None:
         if getattr(settings, "TASKS", None):
-            producer.set_factory(_open_default)
+            producer.process.factory = _open_default
 
 
 def _open_default() -> producer.Producer:
