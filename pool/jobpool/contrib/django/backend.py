@@ -163,7 +163,7 @@ _producers: dict[str | None, Jobs] = {}  # by URL: Django makes a backend for ea
 
 def open_jobs(url: str | None) -> Jobs:
     """Return the process's `Jobs` for this URL; None = the default one. In a test's `VirtualPool`, return its own."""
-    if isinstance(chosen := producer.chosen(), Jobs):
+    if isinstance(chosen := producer.process.chosen, Jobs):
         running.register()
         return chosen
     if url not in _producers:
