@@ -203,7 +203,7 @@ def test_it_ends_with_all_that_is_under_way(loop: Namespace) -> None:
             waiting.result(10.0)
     assert time.monotonic() - started < 5.0
     wait_until(lambda: threads() == before)
-    with pytest.raises(BackendUnavailable, match="was closed: open another"):
+    with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
         loop.call(name_of_thread(), 5.0)
 
 
