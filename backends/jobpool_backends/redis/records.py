@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -15,7 +15,6 @@ from jobpool.broker.values import Message, NewMessage, State
 from jobpool.errors import ConfigurationError
 from jobpool_backends.shared import MICRO, micros
 
-Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 MEMBER_CHARS = 19
@@ -137,11 +136,6 @@ def places_by(keys: Iterable[Key]) -> dict[Key, list[int]]:
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
     return places
-
-
-def pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Yield the items in order, at most `size` at a time."""
-    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def due_word(due: float | None) -> int | str:
