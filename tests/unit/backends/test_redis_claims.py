@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,6 @@ from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.redis import RedisBackend
 
 ID = "0123456789abcdef" * 2
-
-
-@pytest.fixture(scope="module")
-def turned_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("turned"), turned=True) as server:
-        yield server
-
-
-@pytest.fixture
-def turned(turned_server: RedisServer) -> Iterator[Rig]:
-    with Rig(turned_server) as rig:
-        yield rig
 
 
 def record(rig: Rig, ident: str) -> str:
