@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import answering
 from support.jobs import QUEUE, a_job
 from support.servers import RedisServer, free_port, fresh_name, shared_redis
 from support.stalls import Stopwatch
@@ -155,28 +155,6 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         assert text in told(BackendUnavailable, lambda place=place: ServerLink(place).call("PING"))
 
 
-@contextmanager
-def something_else(answer: bytes) -> Iterator[tuple[str, int]]:
-    """A server that answers whatever it is asked with `answer`, and hangs up when that is empty."""
-
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            with client:
-                client.recv(4096)
-                client.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
-
-
 def test_something_else_listens_at_this_port() -> None:
     for answer, text in [
         (
@@ -188,7 +166,7 @@ def test_something_else_listens_at_this_port() -> None:
             "closed the connection: it was stopped or restarted, or it is full .* if the port wants TLS, write rediss://",
         ),
     ]:
-        with row(answer), something_else(answer) as (host, port), pytest.raises(BackendUnavailable, match=text):
+        with row(answer), answering(answer) as (host, port), pytest.raises(BackendUnavailable, match=text):
             ServerLink(Endpoint(host, port)).call("PING")
 
 
