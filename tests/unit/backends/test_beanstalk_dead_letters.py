@@ -90,18 +90,6 @@ def walked(walk: Walk) -> list[str]:
 # --- lists ------------------------------------------------------------------------------------------------
 
 
-def test_pages_follow_each_other_by_death_through_all_queues(rig: Rig) -> None:
-    for place in range(11):
-        rig.bury(died(f"{place:02d}"), queue=f"q{place % 3}")
-    seen: list[str] = []
-    after = 0
-    while page := rig.inspector.page(ALL, after, 4):
-        seen += ids(page)
-        after = int(page[-1].cursor)
-    assert seen == [f"{place:02d}" for place in range(11)]
-    assert ids(rig.inspector.page(MessageFilter(queue="q1"), 0, 9)) == ["01", "04", "07", "10"]
-
-
 # --- what it costs ----------------------------------------------------------------------------------------
 
 
@@ -268,13 +256,6 @@ def test_one_that_was_seen_is_raised_without_a_walk(rig: Rig) -> None:
     before = rig.steps()
     assert rig.admin.bulk(MessageFilter(ids=("11", "7")), Verb.RETRY, limit=10) == 2
     assert rig.steps() == before
-
-
-def test_letters_of_all_queues(rig: Rig) -> None:
-    for queue in ("a", "b", "c"):
-        rig.bury(died(queue), queue=queue)
-    assert rig.admin.bulk(MessageFilter(), Verb.RETRY, limit=2) == 2
-    assert rig.admin.bulk(MessageFilter(), Verb.RETRY, limit=2) == 1
 
 
 def test_what_another_program_buried_is_kicked_as_it_is(rig: Rig) -> None:

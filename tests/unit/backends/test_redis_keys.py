@@ -197,15 +197,6 @@ def test_thousands_of_records_are_listed_past_those_that_have_ended(turned: Rig)
     assert listed(backend, prefix="b-1", after="b-1197") == ["b-1198", "b-1199"]
 
 
-def test_a_prefix_and_an_after_that_lie_apart(rig: Rig) -> None:
-    backend = rig.open()
-    backend.keys.put_records(SPACE, dict.fromkeys(("a", "b", "b\u00ff", "b\U0001f600", "c"), b""), 10.0)
-    assert listed(backend, prefix="b", after="a") == ["b", "b\u00ff", "b\U0001f600"]
-    assert listed(backend, prefix="b", after="b") == ["b\u00ff", "b\U0001f600"]
-    assert listed(backend, prefix="b", after="c") == []
-    assert listed(backend, after="b\u00ff") == ["b\U0001f600", "c"]
-
-
 def test_a_call_of_more_lines_than_a_log_keeps_leaves_the_newest(rig: Rig) -> None:
     backend = rig.open()
     lines = [(f"job-{number % 2}", str(number).encode()) for number in range(20_000)]

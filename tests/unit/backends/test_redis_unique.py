@@ -9,7 +9,6 @@ from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, Verb
 from jobpool.message.definition import JobDefinition
-from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisBackend
@@ -39,20 +38,6 @@ def test_the_letter_of_a_record_says_that_it_has_a_key(rig: Rig, ident: str | No
     assert (lease.id, lease.token) == (known, member.decode() + ("w" if ident else "u"))
     message = found(backend, known)
     assert message.handler == "report"
-
-
-@pytest.mark.parametrize("ident", [None, "order-17-a"])
-@pytest.mark.parametrize(("guards", "seconds"), [(None, IDEMPOTENCY_TTL), (Guards(keep=40.0), 40.0)])
-def test_after_the_ack_the_record_ends_by_itself(
-    rig: Rig, ident: str | None, guards: Guards | None, seconds: float
-) -> None:
-    backend = rig.open()
-    backend.enqueue(unique(identifier=ident))
-    [lease] = take(backend)
-    assert backend.ack(lease.guarded(guards) if guards else lease) is Settled.OK
-    assert left(rig) == (True, False)
-    assert seconds - 5 < rig.call("PTTL", rig.key("unique:order-17")) / 1000 <= seconds + 0.002
-    assert bool(rig.holds("ended")) is (ident is not None)
 
 
 @pytest.mark.parametrize("way", ["deleted", "evicted", "evicted by a reap", "moved"])
