@@ -72,13 +72,6 @@ def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None
     assert keys.one("reports", "done:a{b}") == "shop:{reports}:done:a{b}"  # the first braces count
 
 
-def test_where_queues_are_spread_every_key_of_a_call_is_in_its_queues_slot() -> None:
-    keys = KeyNames("shop", spread=True)
-    names = (*keys.of("reports", ("ready", "ids", "ended", "last", "queues")), keys.shared("reports", "call:settle:c1"))
-    assert all(name.startswith("shop:{reports}:") for name in names)
-    assert keys.queues == "shop:queues"
-
-
 def test_nothing_is_left_of_a_message_but_the_memory_of_calls(rig: Rig) -> None:
     backend = rig.open()
     backend.enqueue_many([a_job(number) for number in range(3)])

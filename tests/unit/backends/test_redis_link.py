@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from answering import answering
 from redis.exceptions import ResponseError
-from redis_rig import Rig, take
+from redis_rig import Rig
 from support.descriptors import open_descriptors
-from support.jobs import a_job
 from support.servers import RedisServer, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.waiting import wait_until
@@ -322,15 +321,6 @@ def test_a_full_descriptor_table_is_named(own_link: Link, tmp_path: Path) -> Non
         for file in held:
             file.close()
     assert own_link.call("PING") == b"PONG"
-
-
-def test_two_prefixes_share_nothing(server: RedisServer) -> None:
-    with Rig(server) as one, Rig(server) as other:
-        one.open().enqueue(a_job(identifier="order-17"))
-        assert other.open().queues() == []
-        other.open().enqueue(a_job("mine", identifier="order-17"))
-        [lease] = take(other.open())
-        assert lease.envelope.payload == "mine"
 
 
 @pytest.mark.parametrize("prefix", ["", "a b", "{a}", "a*", "-a", "x" * 101, 7])

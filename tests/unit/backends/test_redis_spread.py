@@ -29,16 +29,6 @@ def rig() -> Iterator[Rig]:
         yield rig
 
 
-def test_every_key_is_in_the_slot_of_a_queue_but_the_list_of_queues(rig: Rig) -> None:
-    backend = rig.open()
-    backend.enqueue_many([a_job(identifier="a"), a_job(queue="mails")])
-    leases = [*take(backend), *take(backend, queue="mails")]
-    assert backend.settle_many([(lease, Ack()) for lease in leases], "c1") == [Settled.OK] * 2
-    assert backend.settle_many([(lease, Ack()) for lease in leases], "c1") == [Settled.ALREADY] * 2
-    names = rig.names() - {rig.keys.queues}
-    assert all(name.startswith((rig.key(""), rig.key("", "mails"))) for name in names)
-
-
 def test_an_id_is_unique_in_its_queue(rig: Rig) -> None:
     backend = rig.open()
     backend.enqueue_many([a_job(identifier="a"), a_job(identifier="a", queue="mails"), a_job(identifier="a")])
