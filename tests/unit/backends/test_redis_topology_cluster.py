@@ -6,10 +6,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
+from redis_rig import linked
 from support.descriptors import open_descriptors
 from support.servers import fresh_name, shared_redis
 from support.servers.redis_cluster import ClusterNode, RedisCluster
@@ -18,8 +18,6 @@ from support.waiting import patiently, wait_until
 
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.backend import open_link
 from jobpool_backends.redis.checks import check_version, diagnose
 from jobpool_backends.redis.cluster_connections import ClusterLink, read_slots, slot_of
 from jobpool_backends.redis.connections import Link, Script
@@ -32,16 +30,6 @@ PUT_TWO = Script("redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 2) re
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-
-
-@contextmanager
-def linked(url: str, **options: Any) -> Iterator[Link]:
-    address = read_address(url, {"timeout": 2.0, **options})
-    link = open_link(address)
-    try:
-        yield link
-    finally:
-        link.close()
 
 
 @pytest.fixture
