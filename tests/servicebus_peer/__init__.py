@@ -4,7 +4,7 @@
 
     with PeerThread() as peer:  # a thread and an event loop of its own; or PeerProcess(folder): a program of its own
         peer.control.create_queue("jobs", lock_duration=5.0, max_delivery_count=10)
-        client = ServiceBusClient.from_connection_string(peer.connection_string)  # sync or aio
+        client = ServiceBusClient.from_connection_string(peer.connection_string)
         peer.control.drop_connections()
         peer.control.turn(6.0)
         assert peer.control.counts("jobs").ready == 1

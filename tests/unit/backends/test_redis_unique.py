@@ -151,26 +151,3 @@ class Spread(RedisBackend):
     """Keeps queues apart, as a cluster does, and brings nothing on its way."""
 
     spread = True
-
-
-def test_what_is_noted_of_a_message_goes_with_it_through_the_outbox() -> None:
-    with Rig(kind=Spread) as rig:
-        backend = rig.open()
-        backend.enqueue_many([a_job(identifier=name) for name in "abc"])
-        backend.settle_many(
-            [(lease, Abandon("failed", f"boom {lease.id}", f"cause {lease.id}")) for lease in take(backend, 3)]
-        )
-        backend.bulk(MessageFilter(), Verb.RESUME)
-        a, b, c = take(backend, 3)
-        moves = [(a, Move("mails")), (b, Move("mails", crashes=1, error="newer")), (c, Move("mails", cause="newer"))]
-        assert backend.settle_many(moves) == [Settled.OK] * 3
-        assert backend.stats(QUEUE).pending == 0
-        entries = [read_entry(entry) for entry in rig.call("LRANGE", rig.key("outbox"), 0, -1)]
-        noted = [(entry.id, entry.last_error, entry.cause, entry.crashes, entry.deliveries) for entry in entries]
-        assert noted == [
-            ("a", "boom a", "cause a", 0, 2),
-            ("b", "newer", "cause b", 1, 2),
-            ("c", "boom c", "newer", 0, 2),
-        ]
-        backend._enqueuer.add(entries)  # as a relay does
-        assert [lease.deliveries for lease in take(backend, 9, "mails")] == [3, 3, 3]
