@@ -126,20 +126,6 @@ def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig) 
     assert turned.holds("guarded") == 1
 
 
-def test_the_dead_are_looked_for_only_when_they_stand_in_the_way(turned: Rig) -> None:
-    backend = turned.open()
-    backend.enqueue_many(numbered(40))
-    guards = Guards(holds=(Hold("queue", 20),))
-    dead = take(backend, 15, ttl=1.0)
-    assert all(backend.keys.begin_many([(lease, guards) for lease in dead]))
-    turned.call("DEL", turned.key("guarded"))  # so that nothing else finds them
-    turned.server.advance(1.0)
-    living = take(backend, 25)
-    answers = backend.keys.begin_many([(lease, guards) for lease in living])
-    assert [bool(answer) for answer in answers] == [True] * 20 + [False] * 5
-    assert turned.holds("hold:queue") == 20
-
-
 # --- rates of several windows -------------------------------------------------------------------------------
 
 
