@@ -88,23 +88,6 @@ def cost(work: Work, state: State, count: int) -> Counter[str]:
         return rig.commands() - before
 
 
-def test_a_message_costs_its_share_of_a_batch() -> None:
-    """A few commands a call, not a message; but the length of each body is looked at before it is read."""
-    calls = []
-    with Rig() as rig:
-        backend = rig.open()
-        for count in (10, 1000):
-            backend.enqueue_many([a_job(number) for number in range(count)])
-            before = rig.commands()
-            backend.settle_many([(lease, Ack()) for lease in take(backend, count)])
-            spent = rig.commands() - before
-            assert spent.pop("hstrlen") == count
-            calls.append(spent.total())
-    few, many = calls
-    assert few < 40
-    assert many < few + 5
-
-
 # --- what is not used costs nothing -------------------------------------------------------------------------
 
 PLAIN = {

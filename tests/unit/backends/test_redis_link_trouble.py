@@ -304,15 +304,6 @@ def test_a_black_hole_is_given_up_in_time_and_work_goes_on_behind_it(keep: bool)
         assert began.seconds() < 0.3
 
 
-def test_a_reset_connection_is_replaced_within_the_call() -> None:
-    server = shared_redis()
-    with Proxy(server.host, server.port) as proxy, linked(proxy) as link:
-        for _ in range(3):
-            assert link.call("PING") == b"PONG"
-            assert link.wait_pop(["bell"], 0.01) is None
-            proxy.cut()
-
-
 def test_a_call_that_may_not_be_repeated_is_sent_once() -> None:
     server = shared_redis()
     add = Script("return redis.call('INCR', KEYS[1])", repeatable=False)

@@ -14,7 +14,7 @@ from support.descriptors import open_descriptors
 from support.servers import fresh_name, shared_redis
 from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.stalls import Stopwatch
-from support.waiting import patiently, wait_until
+from support.waiting import wait_until
 
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
@@ -278,34 +278,6 @@ def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: 
         finally:
             halt.set()
             cluster.move(slot, target, source)
-
-
-def test_slots_that_move_during_traffic(cluster: RedisCluster, link: Link) -> None:
-    some = keys(cluster, 3)
-    halt = threading.Event()
-
-    def add(key: str) -> tuple[int, int]:
-        done = refused = 0
-        while not halt.is_set():
-            try:
-                assert link.run(ADD, [key], [1]) == done + 1
-                done += 1
-            except BackendUnavailable:
-                refused += 1
-        return done, refused
-
-    with ThreadPoolExecutor(3) as executor:
-        results = [executor.submit(add, key) for key in some]
-        try:
-            for _ in range(5):
-                for number, key in enumerate(some):
-                    source, target = cluster.masters[number], cluster.masters[(number + 1) % 3]
-                    cluster.move(slot_of(key), source, target)
-                    cluster.move(slot_of(key), target, source)
-        finally:
-            halt.set()
-    for key, result in zip(some, results, strict=True):
-        assert int(patiently(lambda key=key: link.call("GET", key))) == result.result()[0] > 0
 
 
 # --- nodes that die ----------------------------------------------------------------------------------------
