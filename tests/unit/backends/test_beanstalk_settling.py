@@ -143,19 +143,6 @@ def test_follow_ups_that_are_too_large_are_refused_before_anything_is_settled(sm
         assert backend.ack(first)
 
 
-def test_an_error_is_cut_to_what_the_server_takes(small: BeanstalkServer) -> None:
-    with Clients(small) as clients:
-        backend = clients.open()
-        backend.enqueue(a_job("x" * 2000))
-        lease = one(backend)
-        assert backend.abandon(lease, "failed", "begin" + "e" * 10 * LIMIT + "end")
-        [dead] = backend.list_messages()
-        assert dead.body == lease.body
-        assert dead.last_error
-        assert dead.last_error.startswith("begin")
-        assert dead.last_error.endswith("end")
-
-
 # --- what other programs put -------------------------------------------------------------------------------------
 
 
