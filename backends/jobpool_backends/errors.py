@@ -6,7 +6,7 @@ import errno
 import socket
 from typing import NamedTuple
 
-from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 
 
 class Meaning(NamedTuple):
@@ -33,14 +33,6 @@ def take_no_writes(text: str) -> Meaning:
 def mend(text: str) -> Meaning:
     """Return the meaning of an error that settings, or rights at the broker, must mend."""
     return Meaning(AccessRefused, text)
-
-
-def inherited(connections: str, pid: int) -> ConfigurationError:
-    """Return the error of using connections that another process, this one's parent, had opened."""
-    return ConfigurationError(
-        f"{connections} were opened by process {pid}, before a fork, and cannot be shared: open the backend after the"
-        " fork, in the process that uses it"
-    )
 
 
 _FAR = "cannot be reached from here: mend the host, the route or the firewall"

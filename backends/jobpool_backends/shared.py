@@ -50,17 +50,13 @@ class Closable(Protocol):
 C = TypeVar("C", bound=Closable)
 
 
-class IdleConnections(Generic[C]):
-    """The connections of one process that wait for their next use, by whatever thread; none crosses a fork.
-
-    `place` names the server or file in errors.
-    """
+class OneProcess:
+    """The connections of one process; none crosses a fork. `place` names the server or file in errors."""
 
     def __init__(self, place: str) -> None:
         self.closed = False
         self._place = place
         self._pid = os.getpid()
-        self._idle: list[C] = []
 
     @property
     def is_inherited(self) -> bool:
@@ -70,12 +66,27 @@ class IdleConnections(Generic[C]):
     def check_usable(self) -> None:
         """Raise when the backend was closed, or inherited by a fork."""
         if self.closed:
-            raise BackendUnavailable(f"{self._place} was closed here: open the backend again")
+            raise self.was_closed()
+        self.check_fork()
+
+    def check_fork(self) -> None:
+        """Raise when this was inherited by a fork."""
         if os.getpid() != self._pid:
             raise ConfigurationError(
                 f"{self._place} was opened by process {self._pid}, before a fork, and connections do not survive"
                 " that: open the backend after the fork, in the process that uses it"
             )
+
+    def was_closed(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._place} was closed here: open the backend again")
+
+
+class IdleConnections(OneProcess, Generic[C]):
+    """The connections that wait for their next use, by whatever thread."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self._idle: list[C] = []
 
     def close(self) -> None:
         """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
@@ -204,6 +215,11 @@ def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> dict[K, list[Ite
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Yield the items in order, at most `size` at a time."""
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def touchable(where: MessageFilter, verb: Verb) -> MessageFilter | None:

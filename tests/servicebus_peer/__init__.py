@@ -4,7 +4,7 @@
 
     with PeerThread() as peer:  # a thread and an event loop of its own; or PeerProcess(folder): a program of its own
         peer.control.create_queue("jobs", lock_duration=5.0, max_delivery_count=10)
-        client = ServiceBusClient.from_connection_string(peer.connection_string)  # sync or aio
+        client = ServiceBusClient.from_connection_string(peer.connection_string)
         peer.control.drop_connections()
         peer.control.turn(6.0)
         assert peer.control.counts("jobs").ready == 1
@@ -15,9 +15,8 @@ same port, with no queues: the restart that keeps them is `control.restart()`. `
 `function(broker)` on the peer's thread. A fork inherits the sockets of a `PeerThread`, and with them its port: where
 the code under test forks, take a `PeerProcess`.
 
-Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: tokens are checked), `auto_create`
-(False), `standing_clock` (None, or the Unix time of a clock that only moves when it is turned), `defaults`
-(`QueueProperties` of queues that are made with fewer).
+Both take the fields of `Settings` by keyword: `auth` (True: tokens are checked), `auto_create` (False). A thread takes
+`standing_clock` too (None, or the Unix time of a clock that only moves when it is turned).
 
 `Control(host, port)` speaks to the control port of a peer from any thread or process; it can be pickled. It asks for
 
@@ -27,7 +26,7 @@ Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: 
 * faults of operations: `fail`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`;
 * `heal`, which ends all faults, and `connections`, `links`: what is open.
 
-By hand: `python -m servicebus_peer --port 5672 --queue jobs,lock_duration=30` with `tests` on the path.
+By hand: `python -m servicebus_peer --port 5672 --auto-create` with `tests` on the path.
 
 Its rules come from the OASIS AMQP 1.0 standard ("AMQP" and a section number in the docstrings) and from Microsoft's
 public pages on Service Bus: "AMQP 1.0 in Azure Service Bus and Event Hubs protocol guide" (the protocol guide),

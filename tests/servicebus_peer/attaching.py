@@ -100,13 +100,7 @@ def _manage(session: Session, address: str, store: Store, request: Request) -> N
 
 def _put_token(session: Session, request: Request) -> None:
     """Refused in the reply, not by the transfer's outcome: the SDK cannot take one that is rejected."""
-    faults = session.broker.faults
-    refused = None
-    try:
-        faults.check("cbs", cbs.NODE)
-    except AmqpError as error:
-        refused = error
-    payload = cbs.answer(session.connection.authorization, request, refused)
+    payload = cbs.answer(session.connection.authorization, request)
     link = session.reply_link(cbs.NODE)
     if link is not None:
-        faults.reply("cbs", lambda: link.reply(payload))
+        link.reply(payload)

@@ -17,6 +17,8 @@ from servicebus_peer.settings import Settings
 from servicebus_peer.store import Store
 
 HOST = "127.0.0.1"
+CLOSED = "The connection was inactive for more than the allowed time."
+DETACHED = "The link is force detached by the broker. Idle timeout: 00:10:00."
 LIMIT = 30.0
 """Seconds for connections to end."""
 
@@ -35,7 +37,7 @@ class Broker:
         self.faults = Faults()
         self.connections: set[Connection] = set()
         self._consumers: dict[Store, Consumers] = {}
-        self.namespace = Namespace(self.clock, settings.defaults, settings.auto_create, self._serve)
+        self.namespace = Namespace(self.clock, settings.auto_create, self._serve)
         self._server: asyncio.Server | None = None
 
     # --- listening ----------------------------------------------------------------------------------
@@ -115,18 +117,18 @@ class Broker:
             connection.abort()
         return len(dropped)
 
-    def close_connections(self, condition: str, description: str) -> int:
-        """AMQP's own way to end them, with this error."""
+    def close_connections(self) -> int:
+        """AMQP's own way to end them, with the error of the service."""
         closed = list(self.connections)
         for connection in closed:
-            connection.close(condition, description)
+            connection.close(errors.CONNECTION_FORCED, CLOSED)
         return len(closed)
 
-    def detach_links(self, match: str, condition: str, description: str, *, management: bool, cbs: bool) -> int:
+    def detach_links(self, match: str, *, management: bool, cbs: bool) -> int:
         """Of addresses that contain `match`; those of $management and of $cbs only when they are asked for."""
         detached = [link for link in self.links() if _is_meant(link.address.lower(), match.lower(), management, cbs)]
         for link in detached:
-            link.detach(condition, description)
+            link.detach(errors.DETACH_FORCED, DETACHED)
         return len(detached)
 
     def stall(self) -> None:

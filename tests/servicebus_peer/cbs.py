@@ -17,7 +17,7 @@ from servicebus_peer import encoding as e
 from servicebus_peer import errors
 from servicebus_peer.errors import AmqpError
 from servicebus_peer.requests import Request, reply
-from servicebus_peer.settings import Settings
+from servicebus_peer.settings import KEY, KEY_NAME, Settings
 
 NODE = "$cbs"
 SIGNATURE = "SharedAccessSignature "
@@ -68,11 +68,11 @@ class Authorization:
         """When it ends. The SDK calls every token a jwt, so what it is shows by itself."""
         if not self._settings.auth or not token.startswith(SIGNATURE):
             return self._now() + LASTS
-        return check_signature(token, self._settings.key_name, self._settings.key, self._now())
+        return check_signature(token, self._now())
 
 
-def check_signature(token: str, key_name: str, key: str, now: float) -> float:
-    """When a shared access signature ends, in Unix time. Raises `AmqpError` when it is not by this key, or ended.
+def check_signature(token: str, now: float) -> float:
+    """When a shared access signature ends, in Unix time. Raises `AmqpError` when it is not by our key, or ended.
 
     The signature is that of the resource and the end, as they are written, with a line feed between them.
     """
@@ -82,20 +82,18 @@ def check_signature(token: str, key_name: str, key: str, now: float) -> float:
         until = float(ends)
     except (KeyError, ValueError):
         raise AmqpError(errors.AUTH_FAILED, "MalformedToken: sr, se, sig and skn belong in it", 401) from None
-    digest = hmac.new(key.encode(), f"{resource}\n{ends}".encode(), hashlib.sha256).digest()
+    digest = hmac.new(KEY.encode(), f"{resource}\n{ends}".encode(), hashlib.sha256).digest()
     ours = base64.b64encode(digest)
-    if unquote_plus(name) != key_name or not hmac.compare_digest(ours, unquote_plus(given).encode()):
+    if unquote_plus(name) != KEY_NAME or not hmac.compare_digest(ours, unquote_plus(given).encode()):
         raise AmqpError(errors.AUTH_FAILED, "InvalidSignature: The token has an invalid signature.", 401)
     if until <= now:
         raise AmqpError(errors.AUTH_FAILED, "ExpiredToken: The token is expired.", 401)
     return until
 
 
-def answer(authorization: Authorization, request: Request, refused: AmqpError | None) -> bytes:
-    """The reply to a request to $cbs; `refused`: for another reason."""
+def answer(authorization: Authorization, request: Request) -> bytes:
+    """The reply to a request to $cbs."""
     try:
-        if refused is not None:
-            raise refused
         authorization.put_token(request)
         status, description = 202, "Accepted"
     except AmqpError as error:

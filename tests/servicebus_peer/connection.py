@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
     def _on_open(self, opened: Open) -> None:
         self.max_frame_size = min(opened.max_frame_size, MAX_FRAME_SIZE)
         self._stage = Stage.OPEN
-        self._write(frame(0, replies.open_("servicebus-peer", self.broker.settings.idle_timeout)))
+        self._write(frame(0, replies.open_("servicebus-peer")))
         if opened.idle_time_out:
             self._keep_alive(max(opened.idle_time_out / 2000, 0.1))
 

@@ -7,11 +7,10 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from servicebus_peer.errors import CONNECTION_FORCED, DETACH_FORCED, SERVER_BUSY
+from servicebus_peer.errors import SERVER_BUSY
 from servicebus_peer.faults import Operation
 from servicebus_peer.looks import Counts, MessageLook, look
 from servicebus_peer.namespace import Status
-from servicebus_peer.orders import CLOSED, DETACHED
 
 LIMIT = 10.0
 """Seconds for an order to be carried out."""
@@ -90,30 +89,19 @@ class Control:
         """Reset all; how many. New ones are taken."""
         return int(self._ask("drop_connections"))
 
-    def close_connections(self, condition: str = CONNECTION_FORCED, description: str = CLOSED) -> int:
+    def close_connections(self) -> int:
         """End all by AMQP's `close`; how many. New ones are taken."""
-        return int(self._ask("close_connections", condition=condition, description=description))
+        return int(self._ask("close_connections"))
 
-    def detach_links(
-        self,
-        match: str = "",
-        *,
-        management: bool = False,
-        cbs: bool = False,
-        condition: str = DETACH_FORCED,
-        description: str = DETACHED,
-    ) -> int:
+    def detach_links(self, match: str = "", *, management: bool = False, cbs: bool = False) -> int:
         """Detach the links whose address contains `match`; how many.
 
         Args:
             match: "" = all links.
             management: Those to $management too; they only: `detach_links("$management", management=True)`.
             cbs: Those to $cbs too; they only: `detach_links("$cbs", cbs=True)`.
-            condition: What clients are told.
-            description: Likewise.
         """
-        words = {"match": match, "management": management, "cbs": cbs}
-        return int(self._ask("detach_links", **words, condition=condition, description=description))
+        return int(self._ask("detach_links", match=match, management=management, cbs=cbs))
 
     def refuse(self, on: bool = True) -> None:
         """Refuse new connections, at the socket, until `refuse(False)` or `heal`. Those that are open go on."""
@@ -155,7 +143,7 @@ class Control:
             match: Only those whose name contains it: the address for "attach", the queue for "send" and "settle", the
                 operation (com.microsoft:renew-lock) for "management".
             description: What clients are told.
-            status: In the replies of $management and $cbs.
+            status: In the replies of $management.
         """
         words = {"condition": condition, "times": times, "match": match, "description": description, "status": status}
         self._ask("fail", operation=operation, **words)

@@ -27,9 +27,9 @@ class ControlPort:
         self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
 
-    async def listen(self, port: int) -> None:
-        """On this port; 0 = a free one."""
-        self._server = await asyncio.start_server(self._serve, HOST, port)
+    async def listen(self) -> None:
+        """On a free port."""
+        self._server = await asyncio.start_server(self._serve, HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

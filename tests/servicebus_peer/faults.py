@@ -1,7 +1,7 @@
 """What goes wrong with operations, as a test has asked for it.
 
 Operations: "attach" (the name is the address), "send" and "settle" (the queue), "management" (the operation, such as
-com.microsoft:renew-lock), "cbs" ($cbs).
+com.microsoft:renew-lock).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from servicebus_peer.errors import AmqpError
 
-Operation = Literal["attach", "send", "settle", "management", "cbs"]
+Operation = Literal["attach", "send", "settle", "management"]
 
 MAX_UNSETTLED = 5000
 """Deliveries that a session may have unsettled before it is sent no more. Source: what users of the service report

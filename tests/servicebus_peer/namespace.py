@@ -44,7 +44,6 @@ class Namespace:
     """Names differ by more than their case.
 
     Args:
-        defaults: Properties of queues that are made without.
         auto_create: Whether looking for a queue makes it.
         on_store: Called with each new store.
     """
@@ -52,12 +51,10 @@ class Namespace:
     def __init__(
         self,
         clock: Clock,
-        defaults: QueueProperties,
         auto_create: bool = False,
         on_store: Callable[[Store], None] = lambda _store: None,
     ) -> None:
         self._clock = clock
-        self._defaults = defaults
         self._auto_create = auto_create
         self._on_store = on_store
         self._queues: dict[str, Queue] = {}
@@ -69,7 +66,7 @@ class Namespace:
         """Make a queue. Raises `ValueError` for a name that no queue can have, or that one has."""
         if checked_name(name).lower() in self._queues:
             raise ValueError(f"there is a queue {name!r} already")
-        properties = properties or self._defaults
+        properties = properties or QueueProperties()
         dead_letters = Store(name + SUB_QUEUE, properties, self._clock)
         queue = Queue(name, Store(name, properties, self._clock, dead_letters), dead_letters)
         self._queues[name.lower()] = queue

@@ -6,7 +6,6 @@ They are explained at the methods of `Control`, which have the same names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from servicebus_peer import errors
@@ -15,12 +14,10 @@ from servicebus_peer.errors import AmqpError
 from servicebus_peer.faults import MAX_UNSETTLED, known
 from servicebus_peer.looks import counts_of, shown
 from servicebus_peer.namespace import Status
+from servicebus_peer.properties import QueueProperties
 
-DETACHED = "The link is force detached by the broker. Idle timeout: 00:10:00."
 LONGEST = 1e10
 """Seconds that a clock is moved at once, at most: 300 years."""
-
-CLOSED = "The connection was inactive for more than the allowed time."
 
 
 class Orders:
@@ -42,7 +39,7 @@ class Orders:
     # --- queues -------------------------------------------------------------------------------------
 
     def create_queue(self, name: str, **properties: Any) -> None:
-        self._broker.namespace.create(name, replace(self._broker.settings.defaults, **properties))
+        self._broker.namespace.create(name, QueueProperties(**properties))
 
     def delete_queue(self, name: str) -> None:
         self._broker.delete(name)
@@ -84,19 +81,11 @@ class Orders:
     def drop_connections(self) -> int:
         return self._broker.drop_connections()
 
-    def close_connections(self, condition: str = errors.CONNECTION_FORCED, description: str = CLOSED) -> int:
-        return self._broker.close_connections(_symbol(condition), description)
+    def close_connections(self) -> int:
+        return self._broker.close_connections()
 
-    def detach_links(
-        self,
-        match: str = "",
-        *,
-        management: bool = False,
-        cbs: bool = False,
-        condition: str = errors.DETACH_FORCED,
-        description: str = DETACHED,
-    ) -> int:
-        return self._broker.detach_links(match, _symbol(condition), description, management=management, cbs=cbs)
+    def detach_links(self, match: str = "", *, management: bool = False, cbs: bool = False) -> int:
+        return self._broker.detach_links(match, management=management, cbs=cbs)
 
     async def refuse(self, on: bool = True) -> None:
         if on:

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +44,13 @@ class PeerProcess(Server):
 
     @property
     def connection_string(self) -> str:
-        return connection_string(self.host, self.port, self._settings.key_name, self._settings.key)
+        return connection_string(self.host, self.port)
 
     def _command(self, port: int) -> Sequence[str]:
         self._began = self.log.stat().st_size if self.log.exists() else 0
-        settings = self._settings
         words = [sys.executable, "-m", "servicebus_peer", "--port", str(port)]
-        words += ["--control-port", str(settings.control_port), "--key-name", settings.key_name, "--key", settings.key]
-        words += [] if settings.auth else ["--no-auth"]
-        words += ["--auto-create"] if settings.auto_create else []
-        words += ["--standing-clock", repr(settings.standing_clock)] if settings.standing_clock is not None else []
-        pairs = (f"{name}={json.dumps(value)}" for name, value in asdict(settings.defaults).items())
-        return [*words, "--defaults", ",".join(pairs)]
+        words += [] if self._settings.auth else ["--no-auth"]
+        return words + (["--auto-create"] if self._settings.auto_create else [])
 
     def _environment(self) -> Mapping[str, str]:
         return {**os.environ, "PYTHONPATH": str(TESTS)}

@@ -9,6 +9,8 @@ from servicebus_peer.performatives import Attach
 
 CHANNEL_MAX = 255
 HANDLE_MAX = 255
+IDLE_TIMEOUT_MS = 120_000
+"""Time without a frame after which a client may give this peer up."""
 SESSION_WINDOW = 5000
 """Transfers; the client is told of a new one before half of it is used."""
 
@@ -21,8 +23,7 @@ def maybe_error(condition: str | None, description: str) -> bytes:
     return e.NULL if condition is None else error(condition, description)
 
 
-def open_(container: str, idle_timeout: float) -> bytes:
-    """`idle_timeout` in seconds."""
+def open_(container: str) -> bytes:
     return e.composite(
         codes.OPEN,
         [
@@ -30,7 +31,7 @@ def open_(container: str, idle_timeout: float) -> bytes:
             e.NULL,
             e.uint(MAX_FRAME_SIZE),
             e.ushort(CHANNEL_MAX),
-            e.uint(int(idle_timeout * 1000)),
+            e.uint(IDLE_TIMEOUT_MS),
             e.NULL,
             e.NULL,
             e.NULL,

@@ -19,7 +19,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Broker, int]]:
     control = ControlPort(Orders(broker))
     try:
         await broker.listen()
-        await control.listen(settings.control_port)
+        await control.listen()
         yield broker, control.port
     finally:
         await control.stop()

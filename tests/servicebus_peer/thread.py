@@ -49,7 +49,7 @@ class PeerThread:
 
     @property
     def connection_string(self) -> str:
-        return connection_string(self.host, self.port, self._settings.key_name, self._settings.key)
+        return connection_string(self.host, self.port)
 
     def start(self) -> None:
         """Start it and wait until it listens; nothing when it runs. Raises `OSError` when the port is taken."""

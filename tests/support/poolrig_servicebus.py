@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from servicebus_peer import Control, PeerProcess
-from servicebus_peer.settings import KEY, KEY_NAME, connection_string
+from servicebus_peer.settings import connection_string
 
 from support.peers import make_queues, rig_peer
 from support.poolrig_brokers import Broker
@@ -46,7 +46,7 @@ class ServiceBusBroker(Broker):
         return cls(peer, shared=False)
 
     def url_at(self, host: str, port: int) -> str:
-        return f"{connection_string(host, port, KEY_NAME, KEY)}?lock={LOCK:g}"
+        return f"{connection_string(host, port)}?lock={LOCK:g}"
 
     @property
     def control(self) -> Control:

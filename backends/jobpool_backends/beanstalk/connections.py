@@ -12,7 +12,6 @@ in their order.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,8 +23,7 @@ from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, TROUBLE, Answer, Connection, Held, explain
-from jobpool_backends.errors import inherited
-from jobpool_backends.shared import grouped
+from jobpool_backends.shared import OneProcess, grouped
 
 LINE_END_BYTES = 2
 MAX_IDLE = 4  # idle connections that are kept; more are closed
@@ -42,14 +40,13 @@ the server did it.
 _log = logging.getLogger("jobpool.beanstalk")
 
 
-class Connections:
-    """All connections of a backend, to one address; any number of threads at once, never across a fork."""
+class Connections(OneProcess):
+    """All connections of a backend, to one address; any number of threads at once."""
 
     def __init__(self, address: Address, clock: Clock) -> None:
+        super().__init__(f"the connection to {address.title}")
         self.address = address
         self.clock = clock
-        self.closed = False
-        self._pid = os.getpid()
         self._changing = threading.Lock()
         self._open: dict[Connection, None] = {}
         self._owners: dict[str, Held] = {}
@@ -93,21 +90,6 @@ class Connections:
     def take_idle(self) -> Connection:
         """Return a connection without leases, its lock taken, for `speaking`. Raises and blocks as `spare`."""
         return self._take(lambda connection: not connection.held) or self._connect()
-
-    def check_usable(self) -> None:
-        """Raise when this was closed, or inherited by a fork."""
-        if self.closed:
-            raise self._was_closed()
-        self.check_process()
-
-    @property
-    def is_inherited(self) -> bool:
-        return os.getpid() != self._pid
-
-    def check_process(self) -> None:
-        """Raise when this was inherited by a fork."""
-        if self.is_inherited:
-            raise inherited(f"the connections to {self.address.title}", self._pid)
 
     def put_refusal(self, answer: Answer) -> JobpoolError:
         """Return the error of a put that was not answered with `INSERTED`."""
@@ -159,7 +141,7 @@ class Connections:
 
     def lost(self) -> list[JobLease]:
         """See `QueueBackend.lost`."""
-        self.check_process()
+        self.check_fork()
         self.tidy()
         with self._changing:
             lost, self._lost = self._lost, []
@@ -179,7 +161,7 @@ class Connections:
         Not for leases that have ended by then. A break spoils the leases of its own connection only. `ends`: the
         command ends the lease. Blocks for a round trip, and for those that others have under way on these connections.
         """
-        self.check_process()
+        self.check_fork()
         works = grouped(helds, lambda held: held.connection)
         order = sorted(works, key=lambda connection: connection.serial)
         for connection in order:
@@ -252,7 +234,7 @@ class Connections:
             self._open[connection] = None
         if self.closed:
             self.drop(connection)
-            raise self._was_closed()
+            raise self.was_closed()
         return connection
 
     def give_back(self, connection: Connection) -> None:
@@ -283,7 +265,7 @@ class Connections:
     def broken(self, connection: Connection, error: BaseException) -> JobpoolError:
         """Drop a connection, whose lock was taken, and say what its break means."""
         self.drop(connection, error)
-        return self._was_closed() if self.closed else explain(error, self.address)
+        return self.was_closed() if self.closed else explain(error, self.address)
 
     def drop(self, connection: Connection, error: BaseException | None = None) -> None:
         """Close a broken or unneeded connection: its leases are lost. Called with its lock taken, and keeps it."""
@@ -304,6 +286,3 @@ class Connections:
                 len(lost),
                 error or "it was closed by the other side",
             )
-
-    def _was_closed(self) -> BackendUnavailable:
-        return BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")

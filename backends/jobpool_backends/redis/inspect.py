@@ -28,12 +28,11 @@ from jobpool_backends.redis.records import (
     Row,
     due_word,
     member_of,
-    pieces,
     places_by,
     read_row,
     tie_of,
 )
-from jobpool_backends.shared import EDITED, MICRO, matches, micros, touchable
+from jobpool_backends.shared import EDITED, MICRO, matches, micros, pieces, touchable
 
 MEMBERS_PER_SCRIPT = 500
 CHANGES_PER_SCRIPT = 250

@@ -20,8 +20,8 @@ from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
-from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, grouped, micros
+from jobpool_backends.redis.records import MEMBER_CHARS, places_by
+from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, grouped, micros, pieces
 
 MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each lease asks for everything; also rates a script
 

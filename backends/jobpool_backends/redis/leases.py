@@ -33,12 +33,21 @@ from jobpool_backends.redis.records import (
     MEMBER_CHARS,
     TAG_BYTES,
     encode_text,
-    pieces,
     places_by,
     readable,
     write_entry,
 )
-from jobpool_backends.shared import MICRO, REPEATED, SETTLED, DeadCaps, delay_micros, micros, more_than, stand_in
+from jobpool_backends.shared import (
+    MICRO,
+    REPEATED,
+    SETTLED,
+    DeadCaps,
+    delay_micros,
+    micros,
+    more_than,
+    pieces,
+    stand_in,
+)
 
 MAX_MESSAGES_PER_FETCH = 2000  # at most, for some 10 ms of the server's time
 MAX_LEASES_PER_SCRIPT = 1000  # settlements with what they bring, or renewals, some 5 ms of the server's time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -13,9 +13,8 @@ from msgspec.structs import asdict
 from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, NewMessage, State
 from jobpool.errors import ConfigurationError
-from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.shared import MICRO, micros, unix_time
 
-Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 MEMBER_CHARS = 19
@@ -88,11 +87,11 @@ def _read_row(
         reason=notes.get("reason"),
         last_error=notes.get("error"),
         cause=notes.get("forfeited") or notes.get("cause"),
-        died_at=_seconds(died_at),
-        expires_at=_seconds(moment) if state is State.LEASED else None,
+        died_at=unix_time(died_at),
+        expires_at=unix_time(moment and int(moment)) if state is State.LEASED else None,
         claim=claim if letter == b"c" else None,
         claims=claims,
-        ends_at=_seconds(ends_at),
+        ends_at=unix_time(ends_at),
         cursor=cursor_of(queue, member),
     )
     return Row(member, stored, int(enqueued) if died_at is None else died_at, notes, message)
@@ -103,10 +102,6 @@ def _read_notes(packed: bytes) -> dict[str, str]:
         return {name: text for name, text in orjson.loads(packed).items() if isinstance(text, str)}
     except (ValueError, AttributeError):
         return {}
-
-
-def _seconds(moment: int | bytes | None) -> float | None:
-    return None if moment is None else int(moment) / MICRO
 
 
 def tie_of(queue: str) -> int:
@@ -137,11 +132,6 @@ def places_by(keys: Iterable[Key]) -> dict[Key, list[int]]:
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
     return places
-
-
-def pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Yield the items in order, at most `size` at a time."""
-    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def due_word(due: float | None) -> int | str:

@@ -27,8 +27,8 @@ from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.keyspace import AWAIT, LOOK, Keyspace
-from jobpool_backends.redis.records import pieces, places_by
-from jobpool_backends.shared import MICRO
+from jobpool_backends.redis.records import places_by
+from jobpool_backends.shared import MICRO, pieces
 
 IDS_PER_SCRIPT = 500
 

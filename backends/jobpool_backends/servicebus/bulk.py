@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, r
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
-from jobpool_backends.shared import TOUCHABLE, grouped
+from jobpool_backends.shared import TOUCHABLE, grouped, pieces
 
 Step = TypeVar("Step")
 RECEIVE_MESSAGES = 250  # messages received, or cancelled, at once
@@ -65,7 +65,7 @@ class BulkChanger:
             self._ask(client.dead, search.run)
             return search.done
         if state is State.DELAYED:
-            parts = [numbers[at : at + RECEIVE_MESSAGES] for at in range(0, len(numbers), RECEIVE_MESSAGES)]
+            parts = pieces(numbers, RECEIVE_MESSAGES)
             return sum(self._ask(client.sending, partial(_cancel, numbers=part)) for part in parts)
         limit = time.monotonic() + BULK_STEP_LIMIT_S
         return self._namespace.call(_delete_waiting(client, len(numbers), limit), BULK_STEP_LIMIT_S)
@@ -154,10 +154,10 @@ async def _delete_waiting(client: QueueClient, count: int, deadline: float) -> i
     return deleted
 
 
-async def _cancel(sender: ServiceBusSender, numbers: list[int]) -> int:
+async def _cancel(sender: ServiceBusSender, numbers: Sequence[int]) -> int:
     """Cancel delayed messages, and return how many were still there. The broker cancels all, or none."""
     try:
-        await sender.cancel_scheduled_messages(numbers)
+        await sender.cancel_scheduled_messages(list(numbers))
     except MessageNotFoundError:
         return 0 if len(numbers) == 1 else sum([await _cancel(sender, [number]) for number in numbers])
     return len(numbers)

@@ -10,7 +10,6 @@ second.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import zlib
 from collections import Counter
@@ -30,7 +29,6 @@ from jobpool.message.envelope import decode
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.leases import Held, HeldLeases
 from jobpool_backends.servicebus.namespace import Namespace
-from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import Record, read
 from jobpool_backends.shared import MICRO, is_meant
 
@@ -57,22 +55,6 @@ def peek(
 
 async def _peek(channel: Channel[ServiceBusReceiver], first: int, most: int) -> list[ServiceBusReceivedMessage]:
     return await channel.run(lambda receiver: receiver.peek_messages(most, sequence_number=first))
-
-
-async def _peek_both(client: QueueClient) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
-    """Return the first messages and the first dead letters."""
-
-    async def peek_first(channel: Channel[ServiceBusReceiver]) -> list[ServiceBusReceivedMessage]:
-        messages: list[ServiceBusReceivedMessage] = []
-        first = 1
-        while (left := MAX_STATS_MESSAGES - len(messages)) > 0:
-            if not (found := await _peek(channel, first, min(PEEK_MESSAGES, left))):
-                break
-            messages += found
-            first = (found[-1].sequence_number or 0) + 1
-        return messages
-
-    return await asyncio.gather(peek_first(client.management), peek_first(client.dead))
 
 
 class Found(Struct, frozen=True):
@@ -144,7 +126,8 @@ class Inspector:
 
     def stats(self, queue: str) -> QueueStats:
         wall, boot = self._clock.wall(), self._clock.boot()
-        live, dead = self._namespace.call(_peek_both(self._namespace.queue(queue)))
+        sides = (peek(self._namespace, queue, dead=dead) for dead in (False, True))
+        live, dead = (list(islice(found, MAX_STATS_MESSAGES)) for found in sides)
         held = self._leases.of(queue)
         return tally([see(queue, peeked, held, wall, boot, dead=False).message for peeked in live], len(dead), wall)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import os
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -19,11 +18,11 @@ from typing import Any, TypeVar
 from azure.core.credentials import AccessToken
 from azure.servicebus.aio import ServiceBusClient
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.errors import inherited
+from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import CLOSE_LIMIT_S
 from jobpool_backends.servicebus.queue_client import QueueClient
+from jobpool_backends.shared import OneProcess
 
 # Variables of azure-identity that are secrets by themselves.
 CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
@@ -101,13 +100,12 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class Namespace:
+class Namespace(OneProcess):
     """All connections to the namespace of an address."""
 
     def __init__(self, address: Address) -> None:
+        super().__init__(f"the connection to {address.title}")
         self.address = address
-        self._closed = False
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -117,8 +115,7 @@ class Namespace:
 
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
-        if self._pid != os.getpid():
-            raise inherited(f"the connections to {self.address.title}", self._pid)
+        self.check_fork()
         only = self.address.only
         if only is not None and only != name:
             raise ConfigurationError(
@@ -136,18 +133,18 @@ class Namespace:
 
         None = the address's timeout. Raises BackendUnavailable if that is not enough, and errors of the work.
         """
-        if self._pid != os.getpid():
+        try:
+            self.check_fork()  # first: a thread of the parent's may have had the lock at the fork
+            with self._lock:
+                self.check_usable()
+                if self._loop is None:
+                    self._loop = asyncio.new_event_loop()
+                    self._thread = threading.Thread(target=_run, args=(self._loop,), name=LOOP_THREAD_NAME, daemon=True)
+                    self._thread.start()
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except JobpoolError:
             work.close()
-            raise inherited(f"the connections to {self.address.title}", self._pid)
-        with self._lock:
-            if self._closed:
-                work.close()
-                raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name=LOOP_THREAD_NAME, daemon=True)
-                self._thread.start()
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise
         return self._result(future, self.address.timeout if limit is None else limit)
 
     def _result(self, future: concurrent.futures.Future[Worked], limit: float) -> Worked:
@@ -167,11 +164,11 @@ class Namespace:
 
     def close(self) -> None:
         """Close all connections and end the thread. Safe to call twice. Blocks for some 15 seconds at most."""
-        if self._pid != os.getpid():
+        if self.is_inherited:
             return
         with self._lock:
-            is_open = not self._closed
-            self._closed = True
+            is_open = not self.closed
+            self.closed = True
         if is_open and self._loop is not None and self._thread is not None:
             with suppress(BackendUnavailable):  # the rest ends with the thread
                 self._result(asyncio.run_coroutine_threadsafe(self._close_all(), self._loop), CLOSE_LIMIT_S)

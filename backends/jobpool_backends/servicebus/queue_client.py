@@ -28,6 +28,7 @@ from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.internals import RELEASE, Answer, Disposition, log
+from jobpool_backends.shared import pieces
 
 # Deliveries never settled on their link, after which it gets another: the session has room for some 5,000.
 MAX_UNSETTLED = 1000
@@ -165,8 +166,8 @@ class QueueReceiver:
                 is_here = order.delivery.generation == self.channel.generation
                 is_here = is_here and internals.settles_here(receiver, order.delivery.message)
                 (here if is_here else elsewhere).append(order)
-        for start in range(0, len(here), MAX_SETTLEMENTS):
-            await self._settle_here(receiver, here[start : start + MAX_SETTLEMENTS])
+        for piece in pieces(here, MAX_SETTLEMENTS):
+            await self._settle_here(receiver, piece)
         for order in elsewhere:
             await self._settle_by_token(receiver, order)
 

@@ -32,7 +32,7 @@ from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
 from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
 from jobpool_backends.servicebus.queue_client import Doubt, QueueReceiver
 from jobpool_backends.servicebus.records import Record, charge, copy_id
-from jobpool_backends.shared import grouped, lifts_expiry, micros, with_past, with_texts
+from jobpool_backends.shared import grouped, lifts_expiry, micros, pieces, with_past, with_texts
 
 MAX_PARTIAL_CALLS = 1000  # calls answered in part whose answers are kept
 MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if it was too late
@@ -218,9 +218,7 @@ class Settler:
         held = [found if isinstance(found := self._leases.find(lease), Held) else None for lease in leases]
         by_queue = grouped(filter(None, held), lambda each: each.queue)
         parts = [
-            self._renew(queue, theirs[start : start + MAX_RENEW_LOCKS])
-            for queue, theirs in by_queue.items()
-            for start in range(0, len(theirs), MAX_RENEW_LOCKS)
+            self._renew(queue, piece) for queue, theirs in by_queue.items() for piece in pieces(theirs, MAX_RENEW_LOCKS)
         ]
         if parts:
             self._namespace.call(_all(parts))

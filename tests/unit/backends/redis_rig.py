@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 from support.servers import RedisServer, fresh_name, shared_redis
@@ -13,7 +14,9 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.backend import open_link
+from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.keyspace import KeyNames
+from jobpool_torture.network import Proxy
 
 
 class Rig:
@@ -82,6 +85,17 @@ class Rig:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def linked(place: str | RedisServer | Proxy, **options: Any) -> Iterator[Link]:
+    """A link to what a URL names, or to one server."""
+    url = place if isinstance(place, str) else f"redis://{place.host}:{place.port}"
+    link = open_link(read_address(url, options))
+    try:
+        yield link
+    finally:
+        link.close()
 
 
 def take(backend: QueueBackend, limit: int = 1, queue: str = "reports", ttl: float = 30.0) -> list[JobLease]:

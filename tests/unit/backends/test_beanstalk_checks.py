@@ -12,8 +12,7 @@ from support.tables import row
 
 from jobpool.broker.finding import Level, cautions_of
 from jobpool.clock import SystemClock
-from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.beanstalk import BeanstalkBackend
+from jobpool.errors import ConfigurationError
 from jobpool_backends.beanstalk.address import read_address
 from jobpool_backends.beanstalk.checks import ROOMY_JOB_BYTES, diagnose, judge, require_version
 from jobpool_backends.beanstalk.connection import Stats
@@ -119,14 +118,3 @@ def test_a_tube_that_is_paused_is_told_and_those_of_others_are_not(server: Beans
         client.pause_tube(connections.address.tube("mails"), 0)
         assert cautions_of(diagnose(connections)) == []
     connections.close()
-
-
-def test_a_server_that_is_gone_does_not(tmp_path: Path) -> None:
-    with BeanstalkServer(tmp_path) as server:
-        backend = BeanstalkBackend.from_url(server.url)
-        backend.ping()
-        server.kill()
-        for question in (backend.ping, backend.prepare, backend.diagnose):
-            with pytest.raises(BackendUnavailable, match=str(server.port)):
-                question()
-        backend.close()

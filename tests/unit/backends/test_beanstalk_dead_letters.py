@@ -11,7 +11,6 @@ from typing import Any
 import greenstalk
 import pytest
 from beanstalk_clients import Clients
-from msgspec.structs import replace
 from support.jobs import QUEUE
 from support.servers import BeanstalkServer
 from support.tables import row
@@ -22,11 +21,8 @@ from jobpool.errors import BackendUnavailable, Unsupported
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.beanstalk import BeanstalkBackend, inspect
-from jobpool_backends.beanstalk.address import Address, read_address
-from jobpool_backends.beanstalk.bulk import BulkChanger
-from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.inspect import Inspector, Walk
+from jobpool_backends.beanstalk import inspect
+from jobpool_backends.beanstalk.inspect import Walk
 from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
 from jobpool_torture.network import Proxy
 
@@ -35,35 +31,14 @@ NOW = 1_800_000_000.0
 LARGEST = 2**20
 
 
-class Administrator:
-    """One client, with connections of its own."""
-
-    def __init__(self, address: Address, clock: ManualClock) -> None:
-        self.connections = Connections(address, clock)
-        self.inspector = Inspector(self.connections)
-        self.bulk_changer = BulkChanger(self.connections, self.inspector)
-
-
 class Rig(Clients):
     """Dead letters, made by hand, and who looks at them, by a clock that stands."""
 
     def __init__(self, server: BeanstalkServer | None = None) -> None:
         super().__init__(server)
         self.clock = ManualClock()
-        self.address = read_address(self.server.url, {"tube_prefix": self.prefix})
-        self._administrators: list[Administrator] = []
-        self.admin = self.administrator()
-        self.inspector = self.admin.inspector
-        self.bulk_changer = self.admin.bulk_changer
-
-    def administrator(self) -> Administrator:
-        self._administrators.append(Administrator(self.address, self.clock))
-        return self._administrators[-1]
-
-    def __exit__(self, *error: Any) -> None:
-        for administrator in self._administrators:
-            administrator.connections.close()
-        super().__exit__(*error)
+        self.admin = self.open()
+        self.inspector = self.admin._inspector
 
     def put(self, ident: str, *, delay: int = 0, queue: str = QUEUE) -> int:
         """A message that is alive; the server's number of it."""
@@ -115,18 +90,6 @@ def walked(walk: Walk) -> list[str]:
 # --- lists ------------------------------------------------------------------------------------------------
 
 
-def test_pages_follow_each_other_by_death_through_all_queues(rig: Rig) -> None:
-    for place in range(11):
-        rig.bury(died(f"{place:02d}"), queue=f"q{place % 3}")
-    seen: list[str] = []
-    after = 0
-    while page := rig.inspector.page(ALL, after, 4):
-        seen += ids(page)
-        after = int(page[-1].cursor)
-    assert seen == [f"{place:02d}" for place in range(11)]
-    assert ids(rig.inspector.page(MessageFilter(queue="q1"), 0, 9)) == ["01", "04", "07", "10"]
-
-
 # --- what it costs ----------------------------------------------------------------------------------------
 
 
@@ -163,7 +126,7 @@ def test_a_walk_has_an_end_and_the_next_goes_on_behind_it(rig: Rig, monkeypatch:
 
 def test_what_dies_during_a_walk_is_seen_and_it_ends(rig: Rig) -> None:
     rig.bury_many("abc")
-    with rig.admin.connections.spare() as connection:
+    with rig.admin._connections.spare() as connection:
         walk = Walk(connection, QUEUE, rig.clock)
         walk.keep()
         rig.bury(died("d"))
@@ -173,8 +136,7 @@ def test_what_dies_during_a_walk_is_seen_and_it_ends(rig: Rig) -> None:
 def test_two_walks_in_turns_see_all_and_lose_nothing(rig: Rig) -> None:
     known = [f"{place:02d}" for place in range(10)]
     rig.bury_many(known)
-    other = rig.administrator()
-    with rig.admin.connections.spare() as one, other.connections.spare() as two:
+    with rig.admin._connections.spare() as one, rig.open()._connections.spare() as two:
         walks = [Walk(one, QUEUE, rig.clock), Walk(two, QUEUE, rig.clock)]
         seen: list[set[str]] = [set(), set()]
         while any(walk.letter for walk in walks):
@@ -272,7 +234,7 @@ def test_what_is_raised_has_its_priority_and_ttr_and_what_the_verb_keeps(
     rig: Rig, verb: Verb, kept: dict[str, Any]
 ) -> None:
     rig.bury(died("a", **PAST), priority=17, ttr=45)
-    assert rig.bulk_changer.bulk(MINE, verb, 10) == 1
+    assert rig.admin.bulk(MINE, verb, limit=10) == 1
     told = rig.raw.stats_job(rig.raw.peek_ready().id)
     assert (told["pri"], told["ttr"], told["delay"]) == (17, 45, 0)
     assert ready(rig) == [(Record("a", NOW - 60.0, **kept, begun=True), body("a", priority=17))]
@@ -283,8 +245,8 @@ def test_what_is_raised_has_its_priority_and_ttr_and_what_the_verb_keeps(
 def test_letters_are_raised_in_their_order(rig: Rig, verb: Verb) -> None:
     known = [f"{place:03d}" for place in range(107)]
     rig.bury_many(known)
-    assert rig.bulk_changer.bulk(MINE, verb, 1000) == len(known)
-    assert rig.bulk_changer.bulk(MINE, verb, 1000) == 0
+    assert rig.admin.bulk(MINE, verb, limit=1000) == len(known)
+    assert rig.admin.bulk(MINE, verb, limit=1000) == 0
     assert [record.id for record, _ in ready(rig)] == known
 
 
@@ -292,20 +254,13 @@ def test_one_that_was_seen_is_raised_without_a_walk(rig: Rig) -> None:
     rig.bury_many(map(str, range(20)))
     rig.inspector.page(MINE, 0, 50)
     before = rig.steps()
-    assert rig.bulk_changer.bulk(MessageFilter(ids=("11", "7")), Verb.RETRY, 10) == 2
+    assert rig.admin.bulk(MessageFilter(ids=("11", "7")), Verb.RETRY, limit=10) == 2
     assert rig.steps() == before
-
-
-def test_letters_of_all_queues(rig: Rig) -> None:
-    for queue in ("a", "b", "c"):
-        rig.bury(died(queue), queue=queue)
-    assert rig.bulk_changer.bulk(MessageFilter(), Verb.RETRY, 2) == 2
-    assert rig.bulk_changer.bulk(MessageFilter(), Verb.RETRY, 2) == 1
 
 
 def test_what_another_program_buried_is_kicked_as_it_is(rig: Rig) -> None:
     number = rig.bury_bytes(b"foreign", priority=70_000)
-    assert rig.bulk_changer.bulk(MINE, Verb.RETRY, 10) == 1
+    assert rig.admin.bulk(MINE, Verb.RETRY, limit=10) == 1
     job = rig.raw.peek_ready()
     assert (job.id, job.body, rig.raw.stats_job(job)["pri"]) == (number, b"foreign", 70_000)
     assert rig.counts() == (1, 0, 0, 0)
@@ -316,7 +271,7 @@ def test_live_ones_of_all_queues_cannot_be_deleted_and_a_sentence_says_what_can(
     rig.bury(died("b"))
     for where in (MessageFilter(), MessageFilter(states=(State.WAITING,)), MessageFilter(ids=("a",))):
         with row(where), pytest.raises(Unsupported, match=r"keeps_records.*: delete all of a queue"):
-            rig.bulk_changer.bulk(where, Verb.DELETE, 10)
+            rig.admin.bulk(where, Verb.DELETE, limit=10)
     assert rig.counts() == (1, 0, 0, 1)
 
 
@@ -327,7 +282,7 @@ def test_what_is_no_name_of_a_queue_is_never_part_of_a_command(rig: Rig) -> None
         assert rig.inspector.stats(name) == QueueStats(), name
         assert rig.inspector.page(where, 0, 9) == [], name
         assert rig.inspector.count(where, 9) == rig.inspector.count(MessageFilter(queue=name, text="a"), 9) == 0
-        assert {rig.bulk_changer.bulk(where, verb, 9) for verb in Verb} == {0}, name
+        assert {rig.admin._bulk(where, verb, 9) for verb in Verb} == {0}, name
     assert rig.counts() == (0, 0, 0, 1)
 
 
@@ -342,9 +297,7 @@ def test_a_letter_whose_administrator_died_is_not_taken_for_a_live_message(rig: 
     rig.put("alive")
     rig.put("later", delay=10)
     rig.raw.put(rig.raw.peek(number).body, delay=3600)  # as one that was not buried in time
-    assert (
-        rig.bulk_changer.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), Verb.DELETE, 10) == 2
-    )
+    assert rig.admin.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), Verb.DELETE, limit=10) == 2
     assert rig.counts() == (0, 0, 0, 2)
     assert rig.raw.stats_job(number)["pri"] == 17
     assert [message.id for message in rig.inspector.page(MINE, 0, 9)] == ["a", "a"]
@@ -354,16 +307,14 @@ def test_a_letter_whose_administrator_died_is_not_taken_for_a_live_message(rig: 
 def test_a_connection_that_breaks_in_the_middle_loses_nothing(rig: Rig, lost: str) -> None:
     rig.bury_many("abc")
     with Proxy(rig.server.host, rig.server.port) as proxy:
-        far = replace(rig.address, port=proxy.port)
-        admin = Administrator(far, rig.clock)
+        admin = rig.open(f"beanstalk://{proxy.host}:{proxy.port}")
         proxy.drop_replies(1, match=rf"(?m)^{lost} ?")
         with pytest.raises(BackendUnavailable, match="closed the connection"):
-            admin.bulk_changer.bulk(MINE, Verb.RETRY, 10)
-        admin.connections.close()
-    backend = BeanstalkBackend(rig.address, clock=rig.clock)
+            admin.bulk(MINE, Verb.RETRY, limit=10)
+        admin.close()
+    backend = rig.open()
     leases = backend.fetch_many(QUEUE, limit=9)  # what is ready, and has a dead mark, is buried again
     messages = backend.list_messages(MINE)
-    backend.close()
     alive, letters = [lease.id for lease in leases], [message.id for message in messages]
     assert {*alive, *letters} == set("abc")
     assert len(alive) == len(set(alive))
@@ -379,27 +330,25 @@ def test_a_server_that_takes_no_copies_keeps_its_letters(tmp_path: Path, verb: V
         rig.bury_many("abc")
         server.drain()
         with pytest.raises(BackendUnavailable, match="drain mode"):
-            rig.bulk_changer.bulk(MINE, verb, 10)
+            rig.admin.bulk(MINE, verb, limit=10)
         assert rig.counts() == (0, 0, 0, 3)
-        assert rig.bulk_changer.bulk(MINE, Verb.DELETE, 10) == 3
+        assert rig.admin.bulk(MINE, Verb.DELETE, limit=10) == 3
 
 
 def test_administrators_at_once_raise_each_letter_once(rig: Rig) -> None:
     known = [f"{place:03d}" for place in range(120)]
     rig.bury_many(known)
-    others = [rig.administrator() for _ in range(3)]
+    others = [rig.open() for _ in range(3)]
 
     def raise_all(number: int) -> int:
         changed = 0
-        while done := others[number].bulk_changer.bulk(MINE, Verb.RETRY, 7):
+        while done := others[number].bulk(MINE, Verb.RETRY, limit=7):
             changed += done
         return changed
 
     with ThreadPoolExecutor(3) as threads:
         changed = sum(threads.map(raise_all, range(3)))
-    changed += rig.bulk_changer.bulk(
-        MINE, Verb.RETRY, 1000
-    )  # what was in somebody's hands when the last of them looked
+    changed += rig.admin.bulk(MINE, Verb.RETRY, limit=1000)  # what was in somebody's hands when the last of them looked
     assert changed == len(known)
     assert Counter(record.id for record, _ in ready(rig)) == Counter(known)
     assert rig.counts() == (0, 0, 0, 0)
@@ -407,12 +356,12 @@ def test_administrators_at_once_raise_each_letter_once(rig: Rig) -> None:
 
 def test_lists_while_letters_are_deleted_leave_nothing_behind(rig: Rig) -> None:
     rig.bury_many([f"{place:03d}" for place in range(80)])
-    other = rig.administrator()
+    other = rig.open()
     with ThreadPoolExecutor(1) as thread:
-        lists = thread.submit(lambda: [other.inspector.page(MessageFilter(text="send"), 0, 9) for _ in range(10)])
+        lists = thread.submit(lambda: [other._inspector.page(MessageFilter(text="send"), 0, 9) for _ in range(10)])
         deleted = 0
         while not lists.done() or rig.counts()[3]:
-            deleted += rig.bulk_changer.bulk(MINE, Verb.DELETE, 10)
+            deleted += rig.admin.bulk(MINE, Verb.DELETE, limit=10)
     assert all(len(page) <= 9 for page in lists.result())
     assert deleted == 80
     assert rig.counts() == (0, 0, 0, 0)

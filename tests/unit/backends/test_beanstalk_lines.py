@@ -68,17 +68,6 @@ def test_a_renewal_that_meets_the_break_answers_that_the_leases_are_lost(clients
     assert [found.id for found in backend.lost()] == [lease.id]
 
 
-def test_an_ack_whose_answer_is_lost_is_told_as_not_known_and_then_refused(clients: Clients, proxy: Proxy) -> None:
-    backend = clients.open(address(proxy))
-    backend.enqueue_many([a_job(1), a_job(2)])
-    leases = backend.fetch_many(QUEUE, limit=2)
-    proxy.drop_replies(1, match="delete")
-    with pytest.raises(BackendUnavailable, match="closed the connection"):
-        backend.settle_many([(lease, Ack()) for lease in leases], call_id="one")
-    assert not any(backend.settle_many([(lease, Ack()) for lease in leases], call_id="one"))
-    assert clients.counts() == (0, 0, 0, 0), "the server had done it"
-
-
 def test_a_nack_whose_last_answer_is_lost_stands_for_the_copy_is_there(clients: Clients, proxy: Proxy) -> None:
     backend = clients.open(address(proxy))
     backend.enqueue(a_job())

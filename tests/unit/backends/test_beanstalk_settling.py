@@ -47,19 +47,6 @@ def test_a_copy_is_put_before_the_original_is_deleted(clients: Clients) -> None:
     assert body == lease.body
 
 
-def test_what_is_refused_puts_nothing(clients: Clients) -> None:
-    backend, other = clients.open(), clients.open()
-    backend.enqueue(a_job())
-    lease = one(backend)
-    puts = clients.raw.stats()["cmd-put"]
-    for answer in (other.nack(lease), other.abandon(lease), other.forfeit(lease, "x")):
-        assert not answer
-    assert backend.ack(lease)
-    for answer in (backend.nack(lease), backend.abandon(lease), backend.settle_many([(lease, Ack((a_job(),)))])[0]):
-        assert not answer
-    assert clients.raw.stats()["cmd-put"] == puts
-
-
 def test_a_copy_is_taken_back_when_the_lease_ends_before_the_original_is_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,19 +67,6 @@ def test_a_copy_is_taken_back_when_the_lease_ends_before_the_original_is_deleted
         assert not backend.nack(lease, error="boom")
         again = one(clients.open())
         assert (again.id, again.attempts, again.crashes) == (lease.id, 0, 1)
-
-
-def test_the_copies_keep_priority_and_ttr(clients: Clients) -> None:
-    backend = clients.open(ttr=77)
-    backend.enqueue_many([a_job(n, priority=2) for n in range(3)])
-    nacked, forfeited, abandoned = backend.fetch_many(QUEUE, limit=3)
-    assert backend.nack(nacked)
-    assert backend.forfeit(forfeited, "SIGBUS")
-    assert backend.abandon(abandoned, "failed")
-    raised = clients.raw.peek_buried().id
-    for number in (clients.raw.peek_ready().id, raised, raised - 1, raised - 2):
-        told = clients.raw.stats_job(number)
-        assert (told["pri"], told["ttr"]) == (2, 77)
 
 
 # --- drain mode ------------------------------------------------------------------------------------------------
@@ -167,19 +141,6 @@ def test_follow_ups_that_are_too_large_are_refused_before_anything_is_settled(sm
             backend.settle_many([(first, Ack()), (second, Ack((a_job("x" * LIMIT),)))])
         assert clients.counts() == (0, 0, 2, 0)
         assert backend.ack(first)
-
-
-def test_an_error_is_cut_to_what_the_server_takes(small: BeanstalkServer) -> None:
-    with Clients(small) as clients:
-        backend = clients.open()
-        backend.enqueue(a_job("x" * 2000))
-        lease = one(backend)
-        assert backend.abandon(lease, "failed", "begin" + "e" * 10 * LIMIT + "end")
-        [dead] = backend.list_messages()
-        assert dead.body == lease.body
-        assert dead.last_error
-        assert dead.last_error.startswith("begin")
-        assert dead.last_error.endswith("end")
 
 
 # --- what other programs put -------------------------------------------------------------------------------------

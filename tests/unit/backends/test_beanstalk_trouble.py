@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import greenstalk
 import pytest
+from answering import answering
 from support.servers import free_port
 from support.tables import row
 
@@ -18,30 +16,6 @@ from jobpool_backends.beanstalk.address import Address, read_address
 from jobpool_backends.beanstalk.connection import refusal
 
 
-@contextmanager
-def answering(text: bytes) -> Iterator[int]:
-    """A port where every connection is told this, whatever it says; b"" = hung up on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            try:
-                while True:
-                    connection, _ = server.accept()
-                    with connection:
-                        connection.recv(100)
-                        connection.sendall(text)
-            except OSError:
-                return
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
 def test_what_is_no_beanstalkd_is_told() -> None:
     for text, told in [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak beanstalkd's protocol: mend the host or the port"),
@@ -49,8 +23,8 @@ def test_what_is_no_beanstalkd_is_told() -> None:
         (b"", "closed the connection"),
         (b"OK 100\r\n---\n", "closed the connection"),
     ]:
-        with row(text), answering(text) as port, pytest.raises(JobpoolError, match=told):
-            open_backend(f"beanstalk://127.0.0.1:{port}")
+        with row(text), answering(text) as (host, port), pytest.raises(JobpoolError, match=told):
+            open_backend(f"beanstalk://{host}:{port}")
 
 
 def test_what_cannot_be_reached_is_told_with_the_mend() -> None:

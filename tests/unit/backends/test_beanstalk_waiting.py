@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import greenstalk
 import pytest
-from beanstalk_clients import AT_ONCE, Clients, one
+from beanstalk_clients import Clients, one
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
@@ -44,17 +44,6 @@ def test_what_a_wait_found_is_fetched_without_another_reserve_of_it_and_what_els
 
 
 # --- what nobody fetches -----------------------------------------------------------------------------------------
-
-
-def test_what_nobody_fetches_goes_to_others_and_is_no_crash(clients: Clients) -> None:
-    backend, other = clients.open(), clients.open()
-    ident = backend.enqueue(a_job())
-    assert backend.wait_any([QUEUE], 5.0) == QUEUE
-    [lease] = wait_until(lambda: other.fetch_many(QUEUE, limit=1), 5.0)
-    assert (lease.id, lease.crashes) == (ident, 0)
-    assert backend.fetch_many(QUEUE, limit=1) == []
-    assert other.ack(lease)
-    assert other.reap(QUEUE, AT_ONCE) == []
 
 
 def test_what_comes_when_nobody_waits_any_more_is_released_at_once(clients: Clients) -> None:

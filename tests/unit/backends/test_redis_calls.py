@@ -21,23 +21,6 @@ from jobpool_backends.redis.keyspace import CHANGE
 AT_ONCE = ReapPolicy(back_off=0.0)
 
 
-# --- scripts ----------------------------------------------------------------------------------------------
-
-
-def test_scripts_that_the_server_forgets_are_sent_again(rig: Rig) -> None:
-    backend = rig.open()
-    for _ in range(2):
-        rig.call("SCRIPT", "FLUSH")
-        backend.enqueue(a_job())
-        rig.call("SCRIPT", "FLUSH")
-        [lease] = take(backend)
-        rig.call("SCRIPT", "FLUSH")
-        backend.renew(lease, 10.0)
-        rig.call("SCRIPT", "FLUSH")
-        assert backend.ack(lease) is Settled.OK
-        assert backend.ack(lease) is Settled.ALREADY
-
-
 # --- several queues at once -------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,8 @@ from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound
 from jobpool.message.settlement import Ack, Settled
-from jobpool_backends.redis import RedisBackend
 
 ID = "0123456789abcdef" * 2
-
-
-@pytest.fixture(scope="module")
-def turned_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("turned"), turned=True) as server:
-        yield server
-
-
-@pytest.fixture
-def turned(turned_server: RedisServer) -> Iterator[Rig]:
-    with Rig(turned_server) as rig:
-        yield rig
 
 
 def record(rig: Rig, ident: str) -> str:
@@ -269,30 +255,6 @@ def test_a_queue_that_was_thrown_away_has_no_claims(rig: Rig) -> None:
     assert backend.claims.release(QUEUE, held.id) == 0
     assert nothing_to_claim(backend)
     assert backend.queues() == []
-
-
-CALLS: list[tuple[str, Callable[[RedisBackend], object]]] = [
-    ("post", lambda backend: backend.claims.post(QUEUE, [a_post(ident="late")])),
-    ("claim", lambda backend: claim(backend, 1, claim_id=ID)),
-    ("get", lambda backend: backend.claims.get(QUEUE, ID)),
-    ("renew", lambda backend: backend.claims.renew(QUEUE, ID, ttl=60.0)),
-    ("list", lambda backend: backend.claims.list_free(QUEUE, claimed=True)),
-    ("claims", lambda backend: backend.claims.list_claims(QUEUE)),
-    ("stats", lambda backend: backend.claims.stats(QUEUE)),
-    ("delete", lambda backend: backend.claims.delete_many(QUEUE, ["a"], ID)),
-    ("release", lambda backend: backend.claims.release(QUEUE, ID)),
-    ("pop", lambda backend: backend.claims.pop(QUEUE, 1)),
-    ("reap", lambda backend: backend.reap(QUEUE)),
-]
-
-
-def test_a_server_that_forgets_its_scripts_does_everything_once(rig: Rig) -> None:
-    backend = rig.open()
-    backend.claims.post(QUEUE, [a_post(ident=ident) for ident in "abc"])
-    for _, call in CALLS:
-        rig.call("SCRIPT", "FLUSH")
-        assert call(backend) is not None
-    assert ids(backend.list_messages()) == ["c", "late"]
 
 
 # --- full memory ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from redis_rig import Rig, take
@@ -85,23 +86,6 @@ def cost(work: Work, state: State, count: int) -> Counter[str]:
         before = rig.commands()
         work(backend)
         return rig.commands() - before
-
-
-def test_a_message_costs_its_share_of_a_batch() -> None:
-    """A few commands a call, not a message; but the length of each body is looked at before it is read."""
-    calls = []
-    with Rig() as rig:
-        backend = rig.open()
-        for count in (10, 1000):
-            backend.enqueue_many([a_job(number) for number in range(count)])
-            before = rig.commands()
-            backend.settle_many([(lease, Ack()) for lease in take(backend, count)])
-            spent = rig.commands() - before
-            assert spent.pop("hstrlen") == count
-            calls.append(spent.total())
-    few, many = calls
-    assert few < 40
-    assert many < few + 5
 
 
 # --- what is not used costs nothing -------------------------------------------------------------------------
@@ -218,46 +202,34 @@ def post_some(backend: RedisBackend, count: int, **fields: float) -> list[str]:
     return backend.claims.post(QUEUE, [a_post(**fields) for _ in range(count)])
 
 
-def fill_free(backend: RedisBackend, count: int) -> None:
-    post_some(backend, count)
-
-
-def fill_living(backend: RedisBackend, count: int) -> None:
-    post_some(backend, count, life=1000.0)
-
-
-def fill_delayed(backend: RedisBackend, count: int) -> None:
-    post_some(backend, count, delay=900.0, life=1000.0)
-
-
-def fill_claims(backend: RedisBackend, count: int) -> None:
+def claim_all(backend: RedisBackend, count: int) -> None:
     post_some(backend, count)
     while backend.claims.claim(QUEUE, limit=20, ttl=600.0, grace=60.0):
         pass
 
 
-def fill_empty_claims(backend: RedisBackend, count: int) -> None:
+def claim_nothing(backend: RedisBackend, count: int) -> None:
+    """Claims whose messages are deleted."""
     for ident in post_some(backend, count // 20):
         held = claim(backend, 1)
         backend.claims.delete_many(QUEUE, [ident], held.id)
 
 
-def fill_jobs(backend: RedisBackend, count: int) -> None:
-    backend.enqueue_many([a_job(priority=9) for _ in range(count)])
-
-
-def fill_leases(backend: RedisBackend, count: int) -> None:
-    fill_jobs(backend, count)
+def lease_all(backend: RedisBackend, count: int) -> None:
+    fill(backend, count, State.WAITING)
     take(backend, count)
 
 
-def fill_dead(backend: RedisBackend, count: int) -> None:
-    fill_jobs(backend, count)
-    while leases := take(backend, 1000):
-        backend.settle_many([(lease, Abandon("failed")) for lease in leases])
-
-
-FILLS = [fill_free, fill_living, fill_delayed, fill_claims, fill_empty_claims, fill_jobs, fill_leases, fill_dead]
+FILLS: dict[str, Callable[[RedisBackend, int], object]] = {
+    "free posts": post_some,
+    "posts that end": partial(post_some, life=1000.0),
+    "delayed posts": partial(post_some, delay=900.0, life=1000.0),
+    "claims": claim_all,
+    "empty claims": claim_nothing,
+    "jobs": partial(fill, state=State.WAITING),
+    "leases": lease_all,
+    "dead letters": partial(fill, state=State.DEAD),
+}
 
 
 def one_round(backend: RedisBackend) -> None:
@@ -276,17 +248,15 @@ def one_round(backend: RedisBackend) -> None:
     backend.reap(QUEUE)
 
 
-@pytest.mark.parametrize("fill", FILLS, ids=[fill.__name__ for fill in FILLS])
-def test_the_commands_on_claims_are_the_same_among_few_and_among_many(
-    fill: Callable[[RedisBackend, int], None],
-) -> None:
-    assert cost_of_claims(fill, FEW_POSTS) == cost_of_claims(fill, MANY_POSTS)
+@pytest.mark.parametrize("there", FILLS)
+def test_the_commands_on_claims_are_the_same_among_few_and_among_many(there: str) -> None:
+    assert cost_of_claims(there, FEW_POSTS) == cost_of_claims(there, MANY_POSTS)
 
 
-def cost_of_claims(fill: Callable[[RedisBackend, int], None], count: int) -> Counter[str]:
+def cost_of_claims(there: str, count: int) -> Counter[str]:
     with Rig() as rig:
         backend = rig.open()
-        fill(backend, count)
+        FILLS[there](backend, count)
         post_some(backend, 30)
         one_round(backend)  # once, so that the server knows the scripts
         post_some(backend, 30)
@@ -321,9 +291,9 @@ def test_pools_run_the_same_commands_whatever_is_posted_and_claimed(rig: Rig) ->
     backend.enqueue_many([a_job(priority=9)])  # there is always something left
     work()
     before = rig.spent(work)
-    fill_living(backend, 50)
+    post_some(backend, 50, life=1000.0)
     claim(backend, 20)
-    fill_delayed(backend, 50)
+    post_some(backend, 50, delay=900.0, life=1000.0)
     backend.enqueue_many([a_job(priority=2)])
     claim(backend, 1)
     assert rig.spent(work) == before

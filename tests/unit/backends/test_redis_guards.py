@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from msgspec.structs import replace
 from redis_rig import Rig, take
@@ -16,7 +12,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Ack, Release, Settled
+from jobpool.message.settlement import Settled
 from jobpool_backends.redis import RedisBackend, keys
 from jobpool_backends.redis.keys import guarded_token
 from jobpool_torture.network import Proxy
@@ -68,17 +64,6 @@ def test_after_the_ack_only_the_done_key_and_the_starts_are_left_and_they_end_by
     assert beside(rig) == {"done:order-17", "rate:queue"}
     assert 49_000 < rig.call("PTTL", rig.key("done:order-17")) <= 50_002
     assert 119_000 < rig.call("PTTL", rig.key("rate:queue")) <= 120_002
-
-
-def test_a_start_that_is_given_back_leaves_the_others(rig: Rig) -> None:
-    backend = rig.open()
-    backend.enqueue_many(numbered(2))
-    leases = take(backend, 2)
-    guards = Guards(rates=ALL.rates)
-    assert all(backend.keys.begin_many([(lease, guards) for lease in leases]))
-    assert backend.settle_many([(leases[0].guarded(guards), Release(60.0, begun=False))]) == [Settled.OK]
-    starts = rig.call("ZRANGE", rig.key("rate:queue"), 0, -1)
-    assert starts == [b"", leases[1].owner_token.encode()]
 
 
 def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig) -> None:
@@ -141,20 +126,6 @@ def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig) 
     assert turned.holds("guarded") == 1
 
 
-def test_the_dead_are_looked_for_only_when_they_stand_in_the_way(turned: Rig) -> None:
-    backend = turned.open()
-    backend.enqueue_many(numbered(40))
-    guards = Guards(holds=(Hold("queue", 20),))
-    dead = take(backend, 15, ttl=1.0)
-    assert all(backend.keys.begin_many([(lease, guards) for lease in dead]))
-    turned.call("DEL", turned.key("guarded"))  # so that nothing else finds them
-    turned.server.advance(1.0)
-    living = take(backend, 25)
-    answers = backend.keys.begin_many([(lease, guards) for lease in living])
-    assert [bool(answer) for answer in answers] == [True] * 20 + [False] * 5
-    assert turned.holds("hold:queue") == 20
-
-
 # --- rates of several windows -------------------------------------------------------------------------------
 
 
@@ -192,14 +163,6 @@ def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig) -> None:
     assert (calls["evalsha"], calls["eval"], calls["time"]) == (1, 0, 1)
 
 
-def test_a_lease_of_another_backend_is_lost(rig: Rig) -> None:
-    backend = rig.open()
-    lease = new_lease(backend)
-    for token in (17, "", "short", "longer than any of ours", None):
-        assert begin(backend, replace(lease, token=token)) == Begun(Begin.LOST)
-        assert backend.ack(replace(lease, token=token).guarded(ALL)) is Settled.NOT_IN_FLIGHT
-
-
 def test_the_guards_of_a_lease_are_always_the_same_bytes(rig: Rig) -> None:
     """`settle.lua` finds what `begin.lua` has noted by them."""
     backend = rig.open()
@@ -209,43 +172,3 @@ def test_the_guards_of_a_lease_are_always_the_same_bytes(rig: Rig) -> None:
         f'{lease.owner_token}["order-17",50000000,{holds},[["queue",5,60000000]]]'.encode()
     )
     assert guarded_token(lease, Guards()) == f'{lease.owner_token}["",86400000000,[],[]]'.encode()
-
-
-def test_scripts_that_are_flushed_all_the_time_lose_and_double_nothing(rig: Rig) -> None:
-    """Five threads enqueue, begin and ack the same unique keys, while the server forgets its scripts over and over."""
-    producers, consumers = [rig.open() for _ in range(2)], [rig.open() for _ in range(3)]
-    halt, ran = threading.Event(), Counter[str]()
-
-    def flush() -> None:
-        while not halt.is_set():
-            rig.call("SCRIPT", "FLUSH")
-
-    def produce(backend: QueueBackend) -> list[str]:
-        jobs = [a_job(number, unique=True, idempotency_key=f"order-{number}") for number in range(100)]
-        return [backend.enqueue(job) for job in jobs]
-
-    def consume(backend: QueueBackend) -> None:
-        while len(ran) < 100 and not halt.is_set():
-            asked = [
-                (lease, Guards(key=lease.envelope.idempotency_key, holds=(Hold("queue", 100),)))
-                for lease in backend.fetch_many(QUEUE, limit=5, ttl=30.0)
-            ]
-            assert all(backend.keys.begin_many(asked))
-            answers = backend.settle_many([(lease.guarded(guards), Ack()) for lease, guards in asked])
-            assert answers == [Settled.OK] * len(asked)
-            ran.update(lease.id for lease, _ in asked)
-
-    with ThreadPoolExecutor(6) as executor:
-        flushing = executor.submit(flush)
-        produced = [executor.submit(produce, backend) for backend in producers]
-        consumed = [executor.submit(consume, backend) for backend in consumers]
-        try:
-            one, other = (future.result(30.0) for future in produced)
-            for future in consumed:
-                future.result(30.0)
-        finally:
-            halt.set()
-        flushing.result(5.0)
-    assert one == other
-    assert ran == Counter(one)
-    assert all(rig.holds(name) == 0 for name in ("guarded", "hold:queue", "keyed", "leased", "record"))

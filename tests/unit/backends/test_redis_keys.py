@@ -72,13 +72,6 @@ def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None
     assert keys.one("reports", "done:a{b}") == "shop:{reports}:done:a{b}"  # the first braces count
 
 
-def test_where_queues_are_spread_every_key_of_a_call_is_in_its_queues_slot() -> None:
-    keys = KeyNames("shop", spread=True)
-    names = (*keys.of("reports", ("ready", "ids", "ended", "last", "queues")), keys.shared("reports", "call:settle:c1"))
-    assert all(name.startswith("shop:{reports}:") for name in names)
-    assert keys.queues == "shop:queues"
-
-
 def test_nothing_is_left_of_a_message_but_the_memory_of_calls(rig: Rig) -> None:
     backend = rig.open()
     backend.enqueue_many([a_job(number) for number in range(3)])
@@ -195,15 +188,6 @@ def test_thousands_of_records_are_listed_past_those_that_have_ended(turned: Rig)
     assert listed(backend) == [f"b-{number:04d}" for number in range(1000)]
     assert len(listed(backend, limit=10_000)) == 1200
     assert listed(backend, prefix="b-1", after="b-1197") == ["b-1198", "b-1199"]
-
-
-def test_a_prefix_and_an_after_that_lie_apart(rig: Rig) -> None:
-    backend = rig.open()
-    backend.keys.put_records(SPACE, dict.fromkeys(("a", "b", "b\u00ff", "b\U0001f600", "c"), b""), 10.0)
-    assert listed(backend, prefix="b", after="a") == ["b", "b\u00ff", "b\U0001f600"]
-    assert listed(backend, prefix="b", after="b") == ["b\u00ff", "b\U0001f600"]
-    assert listed(backend, prefix="b", after="c") == []
-    assert listed(backend, after="b\u00ff") == ["b\U0001f600", "c"]
 
 
 def test_a_call_of_more_lines_than_a_log_keeps_leaves_the_newest(rig: Rig) -> None:

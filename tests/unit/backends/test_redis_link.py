@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socketserver
 import subprocess
 import sys
 import threading
@@ -14,15 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from answering import answering
 from redis.exceptions import ResponseError
-from redis_rig import Rig, take
+from redis_rig import Rig
 from support.descriptors import open_descriptors
-from support.jobs import QUEUE, a_job
 from support.servers import RedisServer, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
-from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.connection import Endpoint
@@ -325,51 +323,19 @@ def test_a_full_descriptor_table_is_named(own_link: Link, tmp_path: Path) -> Non
     assert own_link.call("PING") == b"PONG"
 
 
-def test_two_prefixes_share_nothing(server: RedisServer) -> None:
-    with Rig(server) as one, Rig(server) as other:
-        one.open().enqueue(a_job(identifier="order-17"))
-        assert other.open().queues() == []
-        other.open().enqueue(a_job("mine", identifier="order-17"))
-        [lease] = take(other.open())
-        assert lease.envelope.payload == "mine"
-
-
-def test_options_may_stand_in_the_url_or_beside_it_which_wins(server: RedisServer) -> None:
-    with Rig(server) as rig:
-        backend = open_backend(f"{server.url}?prefix=elsewhere&dead_max=1&dead_max_age=60.5", prefix=rig.prefix)
-        backend.enqueue(a_job())
-        assert rig.open().stats(QUEUE).waiting == 1
-        backend.close()
-
-
 @pytest.mark.parametrize("prefix", ["", "a b", "{a}", "a*", "-a", "x" * 101, 7])
 def test_an_odd_prefix_is_refused(server: RedisServer, prefix: object) -> None:
     with pytest.raises(ConfigurationError, match="option prefix"):
         RedisBackend.from_url(server.url, prefix=prefix)
 
 
-class _OldServer(socketserver.BaseRequestHandler):
-    """Answers every command as a Redis of 2020 answers INFO."""
-
-    def handle(self) -> None:
-        info = b"# Server\r\nredis_version:6.0.16\r\n"
-        while self.request.recv(4096):
-            self.request.sendall(b"$%d\r\n%s\r\n" % (len(info), info))
-
-
-@pytest.fixture
-def old_server() -> Iterator[str]:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OldServer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"redis://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_server_that_is_too_old_is_told_so_plainly(old_server: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"version 6\.0\.16, and jobpool needs Redis 6\.2 or later: upgrade"):
-        RedisBackend.from_url(old_server)
+def test_a_server_that_is_too_old_is_told_so_plainly() -> None:
+    told = r"version 6\.0\.16, and jobpool needs Redis 6\.2 or later: upgrade"
+    with (
+        answering(b"$22\r\nredis_version:6.0.16\r\n\r\n") as (host, port),
+        pytest.raises(ConfigurationError, match=told),
+    ):
+        RedisBackend.from_url(f"redis://{host}:{port}")
 
 
 def test_prepare_and_ping_ask_the_server(server: RedisServer) -> None:

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_rig import linked
 from support.servers import RedisServer, free_port, shared_redis
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.backend import open_link
-from jobpool_backends.redis.connections import Link
 
 PASSWORD = "hidden-from-all"
 
@@ -74,12 +72,8 @@ def port(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, w
 
 def ask(url: str, **options: Any) -> object:
     """What a server answers to PING, through a new link."""
-    address = read_address(url, {"timeout": 1.0, **options})
-    link: Link = open_link(address)
-    try:
+    with linked(url, **{"timeout": 1.0, **options}) as link:
         return link.call("PING")
-    finally:
-        link.close()
 
 
 def ours(certificates: Certificates, name: str = "client") -> dict[str, str]:

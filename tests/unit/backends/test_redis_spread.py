@@ -8,7 +8,6 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.records import read_entry
@@ -27,16 +26,6 @@ class Spread(RedisClusterBackend):
 def rig() -> Iterator[Rig]:
     with Rig(kind=Spread) as rig:
         yield rig
-
-
-def test_every_key_is_in_the_slot_of_a_queue_but_the_list_of_queues(rig: Rig) -> None:
-    backend = rig.open()
-    backend.enqueue_many([a_job(identifier="a"), a_job(queue="mails")])
-    leases = [*take(backend), *take(backend, queue="mails")]
-    assert backend.settle_many([(lease, Ack()) for lease in leases], "c1") == [Settled.OK] * 2
-    assert backend.settle_many([(lease, Ack()) for lease in leases], "c1") == [Settled.ALREADY] * 2
-    names = rig.names() - {rig.keys.queues}
-    assert all(name.startswith((rig.key(""), rig.key("", "mails"))) for name in names)
 
 
 def test_an_id_is_unique_in_its_queue(rig: Rig) -> None:
@@ -89,21 +78,6 @@ def test_a_moved_message_that_is_brought_twice_runs_once(rig: Rig) -> None:
             assert (there.id, there.deliveries) == ("order-17", 2)
             backend.ack(there)
     assert backend.stats("mails").pending == 0
-
-
-def test_guards_and_unique_keys_stay_in_the_slot_of_their_queue(rig: Rig) -> None:
-    backend = rig.open()
-    jobs = [a_job(unique=True, idempotency_key="order-17", queue=queue) for queue in (QUEUE, "mails", QUEUE)]
-    here, there, again = backend.enqueue_many(jobs)
-    assert here == again != there
-    leases = [*take(backend), *take(backend, queue="mails")]
-    guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 1),))
-    assert all(backend.keys.begin_many([(lease, guards) for lease in leases]))
-    assert backend.settle_many([(lease.guarded(guards), Ack()) for lease in leases]) == [Settled.OK] * 2
-    backend.keys.put_records("pools", {"a": b"1"}, 10.0)
-    backend.keys.append_log("pools", [("a", b"1"), ("b", b"2")], 10)
-    names = rig.names() - {rig.keys.queues}
-    assert all(name.startswith((rig.key(""), rig.key("", "mails"), rig.key("", "pools"))) for name in names)
 
 
 def test_a_queue_is_listed_again_when_it_was_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,18 +235,6 @@ def test_a_call_that_spans_nodes_is_repeated_without_harm(
     assert [backend.stats(queue).pending for queue in queues] == [0, 0, 0]
 
 
-def test_waiting_for_queues_on_all_nodes(open_one: Open, queues: list[str]) -> None:
-    backend, producer = open_one(), open_one()
-    with ThreadPoolExecutor(1) as executor:
-        for queue in queues:
-            heard = executor.submit(backend.wait_any, queues, 30.0)
-            producer.enqueue(a_job(queue=queue))
-            assert heard.result(5.0) == queue
-            [lease] = take(backend, queue)
-            backend.ack(lease)
-    assert backend.wait_any(queues, 0.05) is None
-
-
 # --- slots that move, nodes that die -----------------------------------------------------------------------
 
 

@@ -6,20 +6,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
+from redis_rig import linked
 from support.descriptors import open_descriptors
 from support.servers import fresh_name, shared_redis
 from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.stalls import Stopwatch
-from support.waiting import patiently, wait_until
+from support.waiting import wait_until
 
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.backend import open_link
 from jobpool_backends.redis.checks import check_version, diagnose
 from jobpool_backends.redis.cluster_connections import ClusterLink, read_slots, slot_of
 from jobpool_backends.redis.connections import Link, Script
@@ -32,16 +30,6 @@ PUT_TWO = Script("redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 2) re
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-
-
-@contextmanager
-def linked(url: str, **options: Any) -> Iterator[Link]:
-    address = read_address(url, {"timeout": 2.0, **options})
-    link = open_link(address)
-    try:
-        yield link
-    finally:
-        link.close()
 
 
 @pytest.fixture
@@ -290,34 +278,6 @@ def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: 
         finally:
             halt.set()
             cluster.move(slot, target, source)
-
-
-def test_slots_that_move_during_traffic(cluster: RedisCluster, link: Link) -> None:
-    some = keys(cluster, 3)
-    halt = threading.Event()
-
-    def add(key: str) -> tuple[int, int]:
-        done = refused = 0
-        while not halt.is_set():
-            try:
-                assert link.run(ADD, [key], [1]) == done + 1
-                done += 1
-            except BackendUnavailable:
-                refused += 1
-        return done, refused
-
-    with ThreadPoolExecutor(3) as executor:
-        results = [executor.submit(add, key) for key in some]
-        try:
-            for _ in range(5):
-                for number, key in enumerate(some):
-                    source, target = cluster.masters[number], cluster.masters[(number + 1) % 3]
-                    cluster.move(slot_of(key), source, target)
-                    cluster.move(slot_of(key), target, source)
-        finally:
-            halt.set()
-    for key, result in zip(some, results, strict=True):
-        assert int(patiently(lambda key=key: link.call("GET", key))) == result.result()[0] > 0
 
 
 # --- nodes that die ----------------------------------------------------------------------------------------

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
+import redis_rig
 from support.servers import shared_redis
 from support.servers.redis_sentinel import SentinelGroup
 from support.stalls import Stopwatch
@@ -15,8 +16,6 @@ from support.waiting import wait_until
 
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.backend import open_link
 from jobpool_backends.redis.checks import diagnose
 from jobpool_backends.redis.connections import Link, Script
 
@@ -24,6 +23,7 @@ PASSWORD = "hidden-from-all"
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 
 Group = Callable[..., SentinelGroup]
+linked = partial(redis_rig.linked, timeout=0.5, connect_timeout=0.5)
 
 
 @pytest.fixture
@@ -38,16 +38,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     yield start_one
     for group in started:
         group.close()
-
-
-@contextmanager
-def linked(url: str, **options: Any) -> Iterator[Link]:
-    address = read_address(url, {"timeout": 0.5, "connect_timeout": 0.5, **options})
-    link = open_link(address)
-    try:
-        yield link
-    finally:
-        link.close()
 
 
 def told(kind: type[JobpoolError], pattern: str, url: str, **options: Any) -> None:

@@ -9,7 +9,6 @@ from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, Verb
 from jobpool.message.definition import JobDefinition
-from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisBackend
@@ -39,20 +38,6 @@ def test_the_letter_of_a_record_says_that_it_has_a_key(rig: Rig, ident: str | No
     assert (lease.id, lease.token) == (known, member.decode() + ("w" if ident else "u"))
     message = found(backend, known)
     assert message.handler == "report"
-
-
-@pytest.mark.parametrize("ident", [None, "order-17-a"])
-@pytest.mark.parametrize(("guards", "seconds"), [(None, IDEMPOTENCY_TTL), (Guards(keep=40.0), 40.0)])
-def test_after_the_ack_the_record_ends_by_itself(
-    rig: Rig, ident: str | None, guards: Guards | None, seconds: float
-) -> None:
-    backend = rig.open()
-    backend.enqueue(unique(identifier=ident))
-    [lease] = take(backend)
-    assert backend.ack(lease.guarded(guards) if guards else lease) is Settled.OK
-    assert left(rig) == (True, False)
-    assert seconds - 5 < rig.call("PTTL", rig.key("unique:order-17")) / 1000 <= seconds + 0.002
-    assert bool(rig.holds("ended")) is (ident is not None)
 
 
 @pytest.mark.parametrize("way", ["deleted", "evicted", "evicted by a reap", "moved"])
@@ -166,26 +151,3 @@ class Spread(RedisBackend):
     """Keeps queues apart, as a cluster does, and brings nothing on its way."""
 
     spread = True
-
-
-def test_what_is_noted_of_a_message_goes_with_it_through_the_outbox() -> None:
-    with Rig(kind=Spread) as rig:
-        backend = rig.open()
-        backend.enqueue_many([a_job(identifier=name) for name in "abc"])
-        backend.settle_many(
-            [(lease, Abandon("failed", f"boom {lease.id}", f"cause {lease.id}")) for lease in take(backend, 3)]
-        )
-        backend.bulk(MessageFilter(), Verb.RESUME)
-        a, b, c = take(backend, 3)
-        moves = [(a, Move("mails")), (b, Move("mails", crashes=1, error="newer")), (c, Move("mails", cause="newer"))]
-        assert backend.settle_many(moves) == [Settled.OK] * 3
-        assert backend.stats(QUEUE).pending == 0
-        entries = [read_entry(entry) for entry in rig.call("LRANGE", rig.key("outbox"), 0, -1)]
-        noted = [(entry.id, entry.last_error, entry.cause, entry.crashes, entry.deliveries) for entry in entries]
-        assert noted == [
-            ("a", "boom a", "cause a", 0, 2),
-            ("b", "newer", "cause b", 1, 2),
-            ("c", "boom c", "newer", 0, 2),
-        ]
-        backend._enqueuer.add(entries)  # as a relay does
-        assert [lease.deliveries for lease in take(backend, 9, "mails")] == [3, 3, 3]

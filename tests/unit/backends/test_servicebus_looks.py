@@ -19,7 +19,7 @@ from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported, WriteRefused
 from jobpool_backends.servicebus import bulk
 from jobpool_backends.servicebus.bulk import touched
-from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, oldest, sides, tally
+from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, sides, tally
 
 DEAD_LETTERS = f"{QUEUE}/$DeadLetterQueue"
 
@@ -169,21 +169,6 @@ def a_message(state: State = WAITING, place: int = 1) -> Message:
 # --- what a verb may meet -----------------------------------------------------------------------------------
 
 
-def test_a_verb_meets_only_what_it_can_take() -> None:
-    for case, where, verb, states in [
-        ("all of all queues", MessageFilter(), Verb.DELETE, [WAITING, DELAYED, DEAD]),
-        ("all of a queue", MessageFilter(queue="q"), Verb.DELETE, [WAITING, DELAYED, DEAD]),
-        ("all that wait", MessageFilter(states=(WAITING,)), Verb.DELETE, [WAITING]),
-        ("never what is leased", MessageFilter(states=(LEASED,)), Verb.DELETE, []),
-        ("dead letters by any filter", MessageFilter(states=(DEAD,), text="x"), Verb.DELETE, [DEAD]),
-        ("delayed by any filter", MessageFilter(states=(DELAYED,), ids=("a",)), Verb.DELETE, [DELAYED]),
-        ("only the dead have a reason", MessageFilter(reason="timeout"), Verb.DELETE, [DEAD]),
-        ("only the dead are raised", MessageFilter(handler="mail"), Verb.RETRY, [DEAD]),
-        ("what waits is not raised", MessageFilter(states=(WAITING,)), Verb.RESUME, []),
-    ]:
-        assert touched(where, verb) == states, case
-
-
 def test_what_waits_is_not_deleted_one_by_one_and_the_refusal_says_what_is() -> None:
     for case, where in [
         ("ids", MessageFilter(ids=("a",))),
@@ -206,12 +191,6 @@ def test_only_what_can_hold_a_match_is_looked_through() -> None:
         (MessageFilter(reason="timeout", states=(WAITING,)), []),
     ]:
         assert sides(where) == looked, where
-
-
-def test_a_page_has_the_oldest_behind_its_cursor() -> None:
-    found = [Found(a_message(place=place), sequence=0) for place in (5, 1, 4, 2, 3)]
-    assert [int(sight.message.cursor) for sight in oldest(found, 2, after=1)] == [2, 3]
-    assert [int(sight.message.cursor) for sight in oldest(found, 9)] == [1, 2, 3, 4, 5]
 
 
 # --- counts -------------------------------------------------------------------------------------------------

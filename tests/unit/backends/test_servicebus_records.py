@@ -168,16 +168,6 @@ def test_no_two_messages_are_enqueued_at_the_same_moment() -> None:
 # --- crashes -----------------------------------------------------------------------------------------
 
 
-def test_each_crash_waits_longer_until_it_is_the_last() -> None:
-    policy = ReapPolicy(max_crashes=3, back_off=1.0, back_off_cap=60.0)
-    record, delays = PLAIN, []
-    for _ in range(4):
-        record = charge(record, policy, "SIGSEGV", int(NOW) * MICRO)
-        delays.append(policy.ceiling(record.crashes))
-    assert (delays, record.crashes, record.cause) == ([0.0, 1.0, 2.0, 4.0], 4, "SIGSEGV")
-    assert policy.is_over(record.crashes)
-
-
 def test_a_crash_long_after_the_last_one_is_the_first() -> None:
     policy = ReapPolicy(window=100.0)
     once = charge(FULL, policy, "a", int(NOW) * MICRO)

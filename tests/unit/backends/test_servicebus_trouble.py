@@ -18,7 +18,7 @@ from jobpool.broker.opening import redact
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, InvalidJob, WriteRefused
 from jobpool_backends.servicebus import ServiceBusBackend
 from jobpool_backends.servicebus.address import DEFAULT_TIMEOUT, Address, read_address
-from jobpool_backends.servicebus.errors import explain, too_large
+from jobpool_backends.servicebus.errors import explain
 
 WITH_KEY = Address("shop.servicebus.windows.net", "Endpoint=…", timeout=7.0)
 WITH_IDENTITY = Address("shop.servicebus.windows.net")
@@ -87,10 +87,6 @@ def test_who_has_no_key_or_an_emulator_is_told_another_mend() -> None:
 
 def test_a_message_that_is_not_there_is_no_queue_that_is_not_there() -> None:
     assert isinstance(explain(sdk.MessageNotFoundError(), WITH_KEY, "mails"), BackendUnavailable)
-
-
-def test_what_is_too_large_is_told_for_which_limit() -> None:
-    assert "has 300000 bytes, and queue 'mails' takes at most 262144 a message" in too_large("mails", 300_000, 262_144)
 
 
 @pytest.mark.parametrize("tail", ["", ";EntityPath=orders", "?lock=30"])
@@ -176,11 +172,6 @@ def test_what_is_wrong_is_named_and_no_key_is() -> None:
             read_address(url, {})
         assert text in str(caught.value), url
         assert "aGlkZGVu" not in str(caught.value), url
-
-
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no option dead_max"):
-        ServiceBusBackend.from_url(f"{STRING}?dead_max=5")
 
 
 def test_to_open_one_connects_to_nothing() -> None:

@@ -148,14 +148,6 @@ def test_failed_requests(peer: PeerThread, client: AmqpClient, queue: str) -> No
         assert client.answer().properties["statusCode"] == status
 
 
-def test_failed_tokens(peer: PeerThread, client: AmqpClient) -> None:
-    node = client.requests("$cbs")
-    peer.control.fail("cbs")
-    for status in (503, 202):
-        client.ask(node, encoding.string("a token"), operation="put-token", type="jwt", name="jobs")
-        assert client.answer().properties["status-code"] == status
-
-
 def test_lost_replies_to_what_was_done(peer: PeerThread, client: AmqpClient, sender: int, queue: str) -> None:
     peer.control.lose_replies("send")
     client.transfer(sender, message())

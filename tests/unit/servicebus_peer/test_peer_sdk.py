@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 from azure.servicebus import (
-    ServiceBusClient,
     ServiceBusMessage,
     ServiceBusMessageState,
     ServiceBusSubQueue,
 )
 from azure.servicebus import exceptions as wrong
-from azure.servicebus.aio import ServiceBusClient as AioClient
+from azure.servicebus.aio import ServiceBusClient
 from servicebus_peer import Control, PeerThread
 from servicebus_peer.settings import KEY
 from support.waiting import wait_until
@@ -38,7 +37,7 @@ class Sdk:
         self.peer = peer
         self._runner = asyncio.Runner()
         self._runner.get_loop().set_exception_handler(lambda _loop, _context: None)
-        self.client = AioClient.from_connection_string(
+        self.client = ServiceBusClient.from_connection_string(
             peer.connection_string, retry_total=1, retry_backoff_factor=0.05, try_timeout=5
         )
         quick: dict[str, Any] = {"socket_timeout": 0.05, "timeout": 2}
@@ -335,7 +334,7 @@ async def test_what_is_refused(sdk: Sdk, control: Control) -> None:
 
     async def refused(queue: str, key: str, error: type[Exception]) -> None:
         text = sdk.peer.connection_string.replace(KEY, key)
-        async with AioClient.from_connection_string(text, retry_total=0) as client:
+        async with ServiceBusClient.from_connection_string(text, retry_total=0) as client:
             with pytest.raises(error):
                 await client.get_queue_sender(queue, socket_timeout=0.05).__aenter__()
 
@@ -344,29 +343,3 @@ async def test_what_is_refused(sdk: Sdk, control: Control) -> None:
         refused("asleep", KEY, wrong.MessagingEntityDisabledError),
         refused("jobs", "wrong", wrong.ServiceBusAuthenticationError),
     )
-
-
-# --- the same by the sync client ------------------------------------------------------------------------------
-
-
-def test_the_sync_client(opened: Sdk) -> None:
-    control = opened.peer.control
-    control.create_queue("sync", lock_duration=LOCK)
-    with (
-        ServiceBusClient.from_connection_string(opened.peer.connection_string) as client,
-        client.get_queue_sender("sync") as sender,
-        client.get_queue_receiver("sync") as receiver,
-    ):
-        sender.send_messages([ServiceBusMessage(str(number)) for number in range(4)])
-        sender.send_messages(ServiceBusMessage("later", scheduled_enqueue_time_utc=after(control, 100)))
-        [later] = [each.sequence_number for each in control.messages("sync") if each.state == "scheduled"]
-        sender.cancel_scheduled_messages(later)
-        got = receiver.receive_messages(max_message_count=4, max_wait_time=WAIT)
-        assert [body(each) for each in got] == ["0", "1", "2", "3"]
-        receiver.renew_message_lock(got[0])
-        receiver.complete_message(got[0])
-        receiver.abandon_message(got[1])
-        receiver.dead_letter_message(got[2], reason="why")
-        counts = control.counts("sync")
-        assert (counts.ready, counts.locked, counts.scheduled, counts.dead) == (1, 1, 0, 1)
-        assert len(receiver.peek_messages(10, sequence_number=1)) == 2
