@@ -12,7 +12,7 @@ from jobpool.errors import InvalidJob
 from jobpool.message.batches import NOT_OPEN, BatchStatus
 from jobpool_backends.redis.keyspace import BATCH_CLOSE, BATCH_OPEN, Keyspace
 from jobpool_backends.redis.records import PRIORITIES, due_word, tail_of
-from jobpool_backends.shared import MICRO, unix_time
+from jobpool_backends.shared import MICRO
 
 _FIELDS = ("open", "total", "succeeded", "failed", "cancelled", "failed_ids", "created", "ended", "parent", "stopped")
 
@@ -32,13 +32,23 @@ class Batches:
     def get(self, ident: str) -> BatchStatus | None:
         counts = ("HMGET", self._keys.shared("", f"batch:{ident}"), *_FIELDS)
         found, nested = self._keys.link.call_many([counts, ("LRANGE", self._keys.shared("", f"nested:{ident}"), 0, -1)])
-        opened, *counts, failed_ids, created, ended, parent, stopped = found
+        opened, total, succeeded, failed, cancelled, failed_ids, created, ended, parent, stopped = found
         if opened is None:
             return None
-        times = int(created) / MICRO, unix_time(ended and int(ended))
-        ends = [parent and parent.decode(), tuple(each.decode() for each in nested), stopped is not None]
-        columns = [opened == b"1", *map(int, counts), tuple(failed_ids.decode().splitlines()), *times, *ends]
-        return BatchStatus(ident, *columns)
+        return BatchStatus(
+            ident,
+            opened == b"1",
+            int(total),
+            int(succeeded),
+            int(failed),
+            int(cancelled),
+            tuple(failed_ids.decode().splitlines()),
+            int(created) / MICRO,
+            None if ended is None else int(ended) / MICRO,
+            parent and parent.decode(),
+            tuple(each.decode() for each in nested),
+            stopped is not None,
+        )
 
     def members(self, ident: str, limit: int) -> list[str]:
         key = self._keys.shared("", f"members:{ident}")
