@@ -531,20 +531,7 @@ def test_the_callback_of_a_close_that_was_cut_short_comes_when_that_is_repeated(
         backend.close()
 
 
-REFUSED = [
-    "DEL",
-    "EXISTS",
-    "HDEL",
-    "HMGET",
-    "HSET",
-    "HSETNX",
-    "RPUSH",
-    "SADD",
-    "SET",
-    "ZADD",
-    "ZREM",
-    "ZREMRANGEBYRANK",
-]
+REFUSED = "DEL EXISTS HDEL HMGET HSET HSETNX RPUSH SADD SET ZADD ZREM ZREMRANGEBYRANK".split()
 
 
 @pytest.mark.parametrize("refused", REFUSED)
