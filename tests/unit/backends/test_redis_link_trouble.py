@@ -531,10 +531,10 @@ def test_the_callback_of_a_close_that_was_cut_short_comes_when_that_is_repeated(
         backend.close()
 
 
-REFUSED = "DEL EXISTS HDEL HMGET HSET HSETNX RPUSH SADD SET ZADD ZREM ZREMRANGEBYRANK".split()
+TAKEN = ["DEL", "EXISTS", "HDEL", "HMGET", "HSET", "HSETNX", "RPUSH", "SADD", "SET", "ZADD", "ZREM", "ZREMRANGEBYRANK"]
 
 
-@pytest.mark.parametrize("refused", REFUSED)
+@pytest.mark.parametrize("refused", TAKEN)
 def test_no_job_is_lost_or_doubled_while_a_user_lacks_a_command(start: Start, refused: str) -> None:
     """Each call is made with the command taken away, and again once it is granted."""
     server = start()
