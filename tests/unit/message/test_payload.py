@@ -92,7 +92,7 @@ def test_edges_that_json_can_carry(edge: Any) -> None:
     assert check_payload({"value": edge}) == {"value": edge}
 
 
-class Colour(enum.StrEnum):
+class Tint(enum.StrEnum):
     RED = "red"
 
 
@@ -112,10 +112,10 @@ def test_relatives_of_json_types_become_the_plain_type() -> None:
         ("tuples become lists", (1, (2, 3)), [1, [2, 3]]),
         ("named tuple", Point(1, 2), [1, 2]),
         ("OrderedDict", OrderedDict(a=1), {"a": 1}),
-        ("StrEnum", Colour.RED, "red"),
+        ("StrEnum", Tint.RED, "red"),
         ("IntEnum", Level.HIGH, 1),
         ("subclass of float", Price(2.5), 2.5),
-        ("StrEnum as a key", {Colour.RED: 1}, {"red": 1}),
+        ("StrEnum as a key", {Tint.RED: 1}, {"red": 1}),
     ]:
         copy = check_payload(value)
 
@@ -173,7 +173,7 @@ class Secret(pydantic.BaseModel):
 
 
 class Hidden(pydantic.BaseModel):
-    note: str = pydantic.Field("", exclude=True)
+    note: str = pydantic.Field(default="", exclude=True)
 
 
 class Aliases(pydantic.BaseModel):
