@@ -203,7 +203,7 @@ class Written:
 
 
 def test_what_cannot_work_is_refused_when_it_is_registered() -> None:
-    for case, name, function, text in [
+    rows: list[tuple[str, Any, Any, str]] = [
         ("two words", "two words", one, "the name 'two words' of the command"),
         ("empty", "", one, "the name '' of the command"),
         ("an option", "--all", one, "must be one word"),
@@ -215,7 +215,8 @@ def test_what_cannot_work_is_refused_when_it_is_registered() -> None:
         ("by place only", "x", by_place, "parameter 'a' cannot be filled by name"),
         ("generator", "x", generator, "is a generator and would never run"),
         ("class", "x", Written, "is a class: decorate a function"),
-    ]:
+    ]
+    for case, name, function, text in rows:
         registry = HandlerRegistry()
         with row(case), pytest.raises(ConfigurationError) as raised:
             registry.command(name)(function)

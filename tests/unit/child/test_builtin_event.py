@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.built_in import attempt, failure, output, refusal
@@ -127,7 +127,7 @@ def test_all_run_and_then_the_attempt_fails_if_one_did(registry: HandlerRegistry
         ("a delay, and a failure", [Retry(2), ValueError("x"), None], ResultKind.FAILED, 0.0),
     ]:
         seen: list[str] = []
-        for name, what in zip("abc", does, strict=True):
+        for name, what in zip("abc", cast(list[object], does), strict=True):
             listen(registry, name, what, seen)
         made = attempt("event", {"name": "order.paid"}, registry, **PAID)
         assert seen == ["a", "b", "c"], case

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.built_in import attempt, output, refusal
@@ -208,7 +208,7 @@ def test_a_bad_option_is_refused(registry: HandlerRegistry) -> None:
         ("shell", {"before_run": "x"}, InvalidJob, "before_run of handler 'shell' must be a plain function"),
     ]:
         with row(name, options), pytest.raises(error, match=text):
-            registry.builtin(name, **options)
+            registry.builtin(name, **cast(dict[str, Any], options))
 
 
 # --- allowances ----------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_an_allowance_that_cannot_work_is_refused_when_it_is_made() -> None:
         ),
     ]:
         with row(options), pytest.raises(ConfigurationError) as raised:
-            Allowances(**options)
+            Allowances(**cast(dict[str, Any], options))
         assert text in str(raised.value), options
 
 
@@ -302,7 +302,7 @@ def test_a_denied_job_is_dead_at_once_however_many_retries_it_has(registry: Hand
 
 
 def test_what_a_payload_of_a_wrong_shape_holds_is_not_shown() -> None:
-    allowances = {"allowed_callables": ["a:b"], "allowed_shell_commands": ["gzip"], "allowed_events": ["a"]}
+    rules: dict[str, Any] = {"allowed_callables": ["a:b"], "allowed_shell_commands": ["gzip"], "allowed_events": ["a"]}
     payloads: dict[str, list[Any]] = {
         "command": [{"env": "hunter2"}, "x --password 'hunter2"],
         "shell": [
@@ -315,4 +315,4 @@ def test_what_a_payload_of_a_wrong_shape_holds_is_not_shown() -> None:
     }
     for name, wrong in payloads.items():
         for payload in wrong:
-            assert "hunter2" not in refusal(name, payload, **allowances), (name, payload)
+            assert "hunter2" not in refusal(name, payload, **rules), (name, payload)

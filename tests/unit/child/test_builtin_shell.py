@@ -287,7 +287,7 @@ def test_an_alarm_at_any_moment_leaves_no_program_behind() -> None:
         made = shell(["sleep", "600"], "sleep", timeout=0.0001 * (moment + 1))
         assert made.kind is ResultKind.TIMEOUT
         for pid in direct_children() - before:  # killed; on a busy machine its death takes longer than is waited for
-            wait_until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0], what="it is dead")
+            wait_until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0], what="it is dead")  # type: ignore[misc]
     assert open_fds() == opened
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from multiprocessing.pool import RemoteTraceback
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -350,7 +350,7 @@ async def leave_task() -> None:
 
 
 async def set_factory() -> None:
-    asyncio.get_running_loop().set_task_factory(lambda *_, **__: None)  # type: ignore[arg-type, return-value]
+    asyncio.get_running_loop().set_task_factory(lambda *_, **__: None)  # type: ignore[arg-type]
 
 
 async def debug() -> None:

@@ -71,7 +71,7 @@ def test_the_streams_behave_like_streams(capture: Capture) -> None:
         with pytest.raises(TypeError, match="must be str, not bytes"):
             out.write(b"x")  # type: ignore[arg-type]
         out.close()
-        out.reconfigure(line_buffering=True)  # type: ignore[attr-defined]
+        out.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         out.flush()
         print("\udc80 still open")
     assert facts == (True, False, 1, "utf-8", False, 2, "<stderr>")

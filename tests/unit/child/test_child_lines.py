@@ -36,7 +36,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def received(here: socket.socket) -> list[Said]:
-    found = []
+    found: list[Said] = []
     while True:
         try:
             frame = decode(here.recv(1 << 16))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from support.built_in import output
+from support.built_in import context, output
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
@@ -199,8 +199,8 @@ def test_what_json_cannot_carry_is_named_by_its_parameter(backend: QueueBackend)
 
 
 def test_a_direct_call_keeps_the_functions_own_signature() -> None:
-    assert HANDLERS["report"](None, 7, month="07") == "7 07 False"
-    assert HANDLERS["add"](1, b=1) == "2"
+    assert HANDLERS["report"](context(None), 7, month="07") == "7 07 False"
+    assert HANDLERS["add"](1, b=1) == "2"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("word", "instead"), CALLED_ELSEWHERE.items())

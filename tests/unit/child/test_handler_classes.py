@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.built_in import attempt, output, refusal
+from support.built_in import attempt, context, output, refusal
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.handler import Handler
@@ -65,7 +65,7 @@ def test_a_class_is_made_anew_for_each_attempt(registry: HandlerRegistry) -> Non
     for _ in range(2):
         assert output("Report", {"customer": 7}, registry) == "7/06 1"
     assert Report.made == 2
-    assert made(None, customer=7) == "7/06 1", "called as a function, it runs once too"
+    assert made(context(None), customer=7) == "7/06 1", "called as a function, it runs once too"
 
 
 class NoContext:

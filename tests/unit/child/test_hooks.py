@@ -38,7 +38,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 def test_they_run_in_order_before_and_in_the_opposite_order_after() -> None:
     registry, said = HandlerRegistry(), []
     for name in "ab":
-        registry.before_attempt(lambda ctx, name=name: said.append(f"before {name} {ctx.id}"))  # type: ignore[misc]
+        registry.before_attempt(lambda ctx, name=name: said.append(f"before {name} {ctx.id}"))
     registry.after_attempt(lambda ctx, result: said.append(f"after x {result.kind}"))
 
     @registry.after_attempt
@@ -51,7 +51,7 @@ def test_they_run_in_order_before_and_in_the_opposite_order_after() -> None:
 
 def test_a_module_that_is_imported_under_two_names_registers_its_hooks_once() -> None:
     source = compile("def hook(dead): seen.append(__name__)\nregistry.on_death(hook)", "app.py", "exec")
-    registry, seen = HandlerRegistry(), []
+    registry, seen = HandlerRegistry(), list[str]()
     for name in ("app", "shop.app", "shop.app"):
         exec(source, {"__name__": name, "registry": registry, "seen": seen})
     assert told(registry).kind is ResultKind.SUCCEEDED
@@ -69,8 +69,8 @@ ENDS = [
 @pytest.mark.parametrize("where", ["handler", "before"])
 def test_a_hook_after_the_attempt_gets_its_end_and_the_exception_itself(where: str) -> None:
     for error, kind, word in ENDS:
-        registry, seen = HandlerRegistry(), []
-        registry.after_attempt(lambda ctx, result, seen=seen: seen.append(result))  # type: ignore[misc]
+        registry, seen = HandlerRegistry(), list[ExecutionResult]()
+        registry.after_attempt(lambda ctx, result, seen=seen: seen.append(result))
         if where == "before":
             registry.before_attempt(raising(error))
         end = attempt(registry, raising(error) if where == "handler" else nothing)
@@ -151,7 +151,7 @@ def test_threads_of_hooks_are_counted_apart_from_those_that_an_attempt_leaves() 
 
 
 def test_each_hook_is_marked_before_it_runs_and_so_is_the_handler() -> None:
-    registry, marks = HandlerRegistry(), []
+    registry, marks = HandlerRegistry(), list[str]()
     registry.hooks.mark = marks.append
     registry.before_attempt(nothing)
     registry.after_attempt(raising(ValueError()))
@@ -196,7 +196,7 @@ def test_all_hooks_get_the_record_plain_or_async() -> None:
 
 
 def test_one_that_fails_keeps_no_other_from_running_and_the_attempt_fails_with_its_name() -> None:
-    registry, seen = HandlerRegistry(), []
+    registry, seen = HandlerRegistry(), list[DeadJob]()
     registry.on_death(raising(ValueError("mail is down")))
     registry.on_death(seen.append)
     end = told(registry)

@@ -347,9 +347,9 @@ def test_an_object_inside_a_dataclass_or_of_a_union_does_not_change_its_type() -
     def book(ctx: JobContext, days: list[str | date]) -> None: ...
 
     with pytest.raises(InvalidJob, match="field 'pet' is a Dog, but the handler would get a Cat"):
-        Handler(adopt).define(Owner(Dog("Rex")))
+        HandlerRegistry().handler(adopt).define(Owner(Dog("Rex")))
     with pytest.raises(InvalidJob, match=r"field 'days\[1\]' is a date, but the handler would get a str"):
-        Handler(book).define(["today", date(2026, 1, 1)])
+        HandlerRegistry().handler(book).define(["today", date(2026, 1, 1)])
 
 
 def test_an_argument_named_self_is_refused_in_words() -> None:

@@ -192,7 +192,7 @@ def test_an_address_is_verified_as_an_address(authority: Authority) -> None:
 def test_a_certificate_that_does_not_fit_fails_whatever_the_job_says(
     authority: Authority, host: str, trusted: bool, why: str
 ) -> None:
-    off = {name: name.endswith(("tls", "ssl", "insecure", "file")) for name in TLS_OPTIONS}
+    off: dict[str, Any] = {name: name.endswith(("tls", "ssl", "insecure", "file")) for name in TLS_OPTIONS}
     with WebServer(context=authority.server_context("DNS:good.test")) as server:
         caller = loopback(context=tls_context(str(authority.ca_file)) if trusted else None)
 
@@ -215,7 +215,7 @@ def test_a_handshake_gets_only_the_time_that_is_left(server: WebServer) -> None:
     connection = _connection(target, "127.0.0.1", Bounds(5.0, 0), tls_context())
     sock = connection._new_conn()
     with sock:
-        assert 0 < (sock.gettimeout() or 0) < connection.timeout <= 5.0
+        assert 0 < (sock.gettimeout() or 0) < (connection.timeout or 0) <= 5.0
 
 
 def test_https_with_a_server_that_speaks_no_tls_fails(server: WebServer) -> None:

@@ -168,7 +168,7 @@ def test_no_enqueue_stands_behind_looks_for_results(jobs: Jobs, monkeypatch: pyt
         await jobs.aenqueue(JobDefinition("report"))
         assert not any(look.done() for look in looks)
         gate.set()
-        return await asyncio.gather(*looks)
+        return list(await asyncio.gather(*looks))
 
     assert set(run(test)) == {"a job 0"}
 

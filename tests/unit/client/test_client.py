@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.waiting import wait_until
@@ -60,7 +60,7 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """This process plays a child: everything goes to its master."""
     recorder = Recorder()
     monkeypatch.setattr(producer, "process", producer.Process())
-    producer.enter_child(recorder)
+    producer.enter_child(cast(producer.Target, recorder))
     return recorder
 
 
@@ -98,10 +98,10 @@ def test_a_connection_that_is_none_is_refused_and_not_left_out(memory: QueueBack
 
 @pytest.mark.parametrize("other", [len, {"report": 1}], ids=lambda other: type(other).__name__)
 def test_anything_else_is_refused_with_a_sentence(memory: QueueBackend, other: Any) -> None:
-    jobs = Jobs(backend=memory)
-    for attempt in (lambda: jobs.enqueue(other), lambda: jobs.enqueue_many([other]), lambda: jobs.enqueue_many("ab")):
+    jobs: Any = Jobs(backend=memory)
+    for call, given in ((jobs.enqueue, other), (jobs.enqueue_many, [other]), (jobs.enqueue_many, "ab")):
         with pytest.raises(InvalidJob, match=r"^not a job, but .*: give handler\.define\(…\), or jobs\.define"):
-            attempt()
+            call(given)
 
 
 def test_many_jobs_go_in_batches_and_keep_their_order() -> None:

@@ -141,7 +141,7 @@ def test_what_is_no_text_is_refused_before_a_broker_is_asked() -> None:
     jobs: Any = Jobs("redis://127.0.0.1:1")
     for wrong in (None, 5, b"x"):
         for ask in (jobs.status, jobs.result, jobs.cancel, lambda wrong: jobs.edit(wrong, at=0)):
-            with pytest.raises(InvalidJob, match=f"id {wrong} is refused: it is a str, not {type(wrong).__name__}"):
+            with pytest.raises(InvalidJob, match=f"id {wrong!r} is refused: it is a str, not {type(wrong).__name__}"):
                 ask(wrong)
         for ask in (jobs.wait, lambda wrong: jobs.wait(["x", wrong]), lambda wrong: asyncio.run(jobs.await_all(wrong))):
             with pytest.raises(InvalidJob, match="is refused: it is a str"):

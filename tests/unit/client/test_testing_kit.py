@@ -179,7 +179,7 @@ def test_run_all_waits_for_what_is_scheduled_or_snoozed(pool: VirtualPool, log: 
     pool.enqueue(a_job("sleepy", scheduled_at=later))
     runs = pool.run_all()
     assert [run.status for run in runs] == [Status.RELEASED, Status.RELEASED, Status.ACKED]
-    assert (runs[0].at, runs[-1].at - runs[0].at) == (pytest.approx(later.timestamp()), pytest.approx(200.0))
+    assert (runs[0].at, runs[-1].at - runs[0].at) == pytest.approx((later.timestamp(), 200.0))
     assert len(log) == 3
 
 
@@ -485,8 +485,8 @@ def test_a_lost_lease_settles_nothing_and_the_message_runs_again(pool: VirtualPo
 
 def test_a_handler_that_turns_the_clock_beyond_its_lease_has_lost_it(registry: HandlerRegistry) -> None:
     pool = VirtualPool(registry, ttl=10.0)
-    registry.handler("slow")(lambda _: pool.advance(10.0) if pool.clock.wall() < start + 15 else None)
     start = pool.clock.wall()
+    registry.handler("slow")(lambda _: pool.advance(10.0) if pool.clock.wall() < start + 15 else None)
     pool.enqueue(a_job("slow"))
     assert [run.status for run in pool.run_all()] == [Status.LOST, Status.LOST, Status.ACKED]
 
@@ -625,7 +625,7 @@ def _blocks() -> dict[str, str]:
 
 
 def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "pytest",

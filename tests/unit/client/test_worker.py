@@ -177,7 +177,7 @@ def test_whose_timeout_applies(backend: MemoryBackend) -> None:
         ("the default", None, None, 1.0, 1.0),
         ("unlimited is written", 0.0, 2.0, 1.0, None),
     ]:
-        registry, seen = HandlerRegistry(), []
+        registry, seen = HandlerRegistry(), list[float | None]()
         registry.handler("report", timeout=of_handler)(lambda ctx, seen=seen: seen.append(ctx.deadline))
         put(backend, "report", timeout=job)
         begun = time.monotonic()
@@ -454,11 +454,11 @@ def test_sync_says_itself_why_there_is_no_result_and_nothing_to_cancel(registry:
     registry.handler("report", result_ttl=600)(lambda _ctx: 7)
     with Jobs("sync://", runner=inline_runner(registry)) as jobs:
         handle = jobs.enqueue("report")
-        for ask in (lambda: handle.result(timeout=1), lambda: asyncio.run(jobs.aresult(handle))):
+        for ask in (handle.result, lambda **_: asyncio.run(jobs.aresult(handle))):
             with pytest.raises(
                 ResultNotKept, match=f"sync:// ran job {handle} at its enqueue and keeps no result, what"
             ):
-                ask()
+                ask(timeout=1)
         for refused in (handle.cancel, jobs.pools, lambda: jobs.pause("reports")):
             with pytest.raises(Unsupported, match=r"sync:// runs each job before .*nothing is there to cancel") as told:
                 refused()

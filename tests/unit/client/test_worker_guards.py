@@ -22,7 +22,7 @@ from jobpool.policy.retry import RetryPolicy
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 
-KEYED = {"idempotency_key": "k"}
+KEYED: dict[str, Any] = {"idempotency_key": "k"}
 NO_LIMITS = Limits()
 
 
@@ -75,8 +75,8 @@ def test_a_failed_attempt_leaves_the_key_free_for_its_retry() -> None:
 
 def test_what_is_held_elsewhere_is_released_for_a_while_and_no_failure() -> None:
     for case, limits, job in [
-        ("lock", Limits(), {"single_instance": True}),
         ("key", Limits(), KEYED),
+        ("lock", Limits(), {"single_instance": True}),
         ("queue", Limits(concurrency={QUEUE: 1}), {}),
         ("concurrency key", Limits(concurrency_per_key={QUEUE: 1}), {"concurrency_key": "acme"}),
     ]:

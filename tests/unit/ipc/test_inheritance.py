@@ -141,7 +141,7 @@ def test_text_that_a_stream_still_holds_is_written_once_and_each_stream_is_found
         os.fdopen(writing, "wb") as pipe,
     ):
         for stream, held in ((text, "one"), (data, b"two"), (both, "three"), (pipe, b"four")):
-            stream.write(held)  # type: ignore[attr-defined]
+            stream.write(held)  # type: ignore[arg-type]
         inheritance.app_is_imported()
         assert [(tmp_path / name).read_text() for name in ("text", "bytes", "both")] == ["one", "two", "three"]
         found = [ref() for ref in inheritance.streams]

@@ -187,7 +187,7 @@ def test_an_outbox_keeps_what_the_socket_does_not_take_in_order_with_copies_of_i
     os.close(writing)
     assert len(outbox) > 0
 
-    got = []
+    got: list[tuple[bytes, list[int]] | None] = []
     while len(got) < 5001:
         got.append(packets.recv(there))
         outbox.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from support.tables import row
@@ -45,7 +46,7 @@ def test_a_bare_builder_makes_a_definition_with_the_defaults() -> None:
 
 
 def test_each_step_sets_its_field() -> None:
-    for case, step, expected in [
+    rows: list[tuple[str, Callable[[JobBuilder], JobBuilder], dict[str, Any]]] = [
         ("named", lambda b: b.named("daily"), {"name": "daily"}),
         ("queue", lambda b: b.queue("reports"), {"queue": "reports"}),
         ("priority", lambda b: b.priority(1), {"priority": 1}),
@@ -55,7 +56,7 @@ def test_each_step_sets_its_field() -> None:
         ("timeout", lambda b: b.timeout(60), {"timeout": 60.0}),
         ("scheduled_at", lambda b: b.scheduled_at(NOON), {"scheduled_at": NOON}),
         ("single_instance", lambda b: b.single_instance(), {"single_instance": True}),
-        ("environments", lambda b: b.environments("a", ["b", ("c",)]), {"environments": ("a", "b", "c")}),
+        ("environments", lambda b: b.environments("a", ["b", ("c",)]), {"environments": ("a", "b", "c")}),  # type: ignore[list-item]
         ("depends_on", lambda b: b.depends_on("a").depends_on(["b", "c"]), {"depends_on": ("b", "c")}),
         ("depends_on nothing", lambda b: b.depends_on("a").depends_on(), {}),
         ("idempotency_key", lambda b: b.idempotency_key(" k "), {"idempotency_key": "k"}),
@@ -72,7 +73,8 @@ def test_each_step_sets_its_field() -> None:
         ("zone", lambda b: b.zone("Europe/Berlin"), {"zone": "Europe/Berlin"}),
         ("misfire", lambda b: b.misfire(" all(3) "), {"misfire": "all(3)"}),
         ("the last one counts", lambda b: b.queue("a").queue("b"), {"queue": "b"}),
-    ]:
+    ]
+    for case, step, expected in rows:
         builder = JobBuilder("report", {"x": 1})
         assert step(builder) is builder, case
         assert builder.to_definition() == JobDefinition("report", {"x": 1}, **expected), case
@@ -80,7 +82,7 @@ def test_each_step_sets_its_field() -> None:
 
 class TestCron:
     def test_helpers_overwrite_only_the_fields_they_name(self) -> None:
-        for case, step, expression in [
+        rows: list[tuple[str, Callable[[JobBuilder], JobBuilder], str]] = [
             ("default", lambda b: b, "* * * * *"),
             ("every_minute", lambda b: b.every_minute(), "* * * * *"),
             ("every_minute 5", lambda b: b.every_minute(5), "*/5 * * * *"),
@@ -106,11 +108,12 @@ class TestCron:
             ("monthly at six", lambda b: b.monthly().daily_at("06:00"), "0 6 1 * *"),
             ("on top of cron", lambda b: b.cron("1 2 3 4 5").hourly_at(9), "9 2 3 4 5"),
             ("every_minute names the minute", lambda b: b.daily().every_minute(10), "*/10 0 * * *"),
-        ]:
+        ]
+        for case, step, expression in rows:
             assert step(JobBuilder("report")).to_definition().cron_expression == expression, case
 
     def test_out_of_range_is_refused(self) -> None:
-        for case, step, text in [
+        rows: list[tuple[str, Callable[[JobBuilder], JobBuilder], str]] = [
             ("cron", lambda b: b.cron("* * *"), "must have five fields"),
             ("every_minute", lambda b: b.every_minute(0), "minutes must be a whole number from 1 to 59"),
             ("every_minute 60", lambda b: b.every_minute(60), "minutes must be .* not 60"),
@@ -122,13 +125,14 @@ class TestCron:
             ("one digit of minutes", lambda b: b.daily_at("08:5"), "write HH:MM"),
             ("negative", lambda b: b.daily_at("-1:00"), "write HH:MM"),
             ("odd digits", lambda b: b.daily_at("²:00"), "write HH:MM"),
-            ("number", lambda b: b.daily_at(8), "write HH:MM"),
+            ("number", lambda b: b.daily_at(8), "write HH:MM"),  # type: ignore[arg-type]
             ("day", lambda b: b.on_days("mo"), "day 'mo' is refused: one of sun, mon"),
             ("day number", lambda b: b.on_days(8), "day must be a whole number from 0 to 7"),
             ("no day", lambda b: b.on_days(), "on_days needs at least one value"),
             ("month number", lambda b: b.in_months(0), "month must be a whole number from 1 to 12"),
             ("no month", lambda b: b.in_months([]), "in_months needs at least one value"),
-        ]:
+        ]
+        for case, step, text in rows:
             with row(case), pytest.raises(InvalidJob, match=text):
                 step(JobBuilder("report"))
 

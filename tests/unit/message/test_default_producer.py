@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from typing import cast
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_a_child_of_a_pool_knows_that_it_is_one() -> None:
     channel = Somewhere()
     assert producer.process.of_child is None
 
-    producer.enter_child(channel)
+    producer.enter_child(cast(producer.Target, channel))
 
     assert producer.process.of_child is channel
     assert producer.default() is channel

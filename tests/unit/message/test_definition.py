@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import FrozenInstanceError, fields
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -181,18 +181,18 @@ def test_what_is_out_of_bounds_is_refused_by_name() -> None:
         ("expires_in nan", {"expires_in": float("nan")}, r"expires_in must be"),
     ]:
         with row(case), pytest.raises(InvalidJob, match=text):
-            JobDefinition(**{"handler": "report", **given_fields})
+            JobDefinition(**{"handler": "report", **cast(dict[str, Any], given_fields)})
 
 
 def test_the_bounds_themselves_are_good() -> None:
     for edge in ({"priority": 0}, {"priority": 255}, {"max_retries": 0}, {"timeout": 0}):
-        assert JobDefinition("report", **edge), edge
+        assert JobDefinition("report", **cast(dict[str, Any], edge)), edge
 
 
 def test_keys_are_trimmed_and_an_empty_one_is_none() -> None:
     for key in ("idempotency_key", "concurrency_key"):
         for raw, kept in (("  order-7\n", "order-7"), ("", None), (" \t", None), (None, None)):
-            assert getattr(JobDefinition("report", **{key: raw}), key) == kept, (key, raw)
+            assert getattr(JobDefinition("report", **cast(dict[str, Any], {key: raw})), key) == kept, (key, raw)
 
 
 def test_a_moment_is_kept_in_utc_to_the_microsecond() -> None:
@@ -213,7 +213,7 @@ class TestRequire:
             ("idempotency", {"idempotency_key": "x"}, "idempotency_key"),
             ("unique", {"unique": True, "idempotency_key": "x"}, "unique and idempotency_key"),
         ]:
-            job = JobDefinition("report", **asks)
+            job = JobDefinition("report", **cast(dict[str, Any], asks))
 
             with (
                 row(case),
@@ -262,4 +262,4 @@ class TestOverASocket:
             ("bounds", {"handler": "r", "priority": 999}, "priority must be"),
         ]:
             with row(case), pytest.raises(InvalidJob, match=text):
-                JobDefinition.from_dict(values)
+                JobDefinition.from_dict(cast(dict[str, Any], values))

@@ -109,7 +109,7 @@ class TestRead:
         verify(envelope, SIGNER, "reports")
 
     def test_what_was_not_set(self) -> None:
-        unset = {"max_retries": None, "timeout": None, "single_instance": False, "expires": None}
+        unset: dict[str, Any] = {"max_retries": None, "timeout": None, "single_instance": False, "expires": None}
         unset |= {"concurrency_key": None, "user_meta": {}}
         envelope = decode(a_body(), attempts=0)
         assert {name: getattr(envelope, name) for name in unset} == unset

@@ -44,13 +44,13 @@ def test_of_a_traceback_it_is_the_first_line_below_the_frames_of_the_last_error(
         assert headline(text) == line, text
 
 
-def noted(error: BaseException, note: str) -> BaseException:
+def noted(error: Exception, note: str) -> Exception:
     error.add_note(note)
     return error
 
 
 @pytest.mark.parametrize("error", [noted(ValueError("boom"), "a note"), ValueError("boom\nsecond line")])
-def test_neither_a_note_nor_a_second_line_hides_what_an_error_says(error: BaseException) -> None:
+def test_neither_a_note_nor_a_second_line_hides_what_an_error_says(error: Exception) -> None:
     assert headline("".join(traceback.format_exception(raised(error)))) == "ValueError: boom"
 
 
@@ -61,10 +61,10 @@ def test_of_a_group_that_was_raised_while_an_error_was_handled_it_is_the_groups(
     assert headline(text) == "ExceptionGroup: two failed: ValueError: first"
 
 
-def raised(error: BaseException) -> BaseException:
+def raised(error: Exception) -> Exception:
     try:
         raise error
-    except BaseException as caught:  # noqa: BLE001 - a group may be of any kind
+    except Exception as caught:  # noqa: BLE001 - a group may be of any kind
         return caught
 
 

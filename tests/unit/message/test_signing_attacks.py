@@ -178,7 +178,7 @@ def test_the_end_of_a_batch_is_taken_in_its_callbacks_alone() -> None:
             assert accepted(with_end(body, other)) is None, other
     with pytest.raises(MalformedEnvelope, match=r"an older jobpool .* enqueue the callback anew by hand"):
         decode(dumped(WIRE | {"ended": end}), attempts=0)
-    for value in (end, {"account": "another's"}, {}, [], 1, "june"):
+    for value in (end, {"account": "another's"}, {}, list[str](), 1, "june"):
         assert accepted(dumped(WIRE | {"ended": value})) is None, value
     assert accepted(dumped(WIRE | {"ended": None})) is not None
 

@@ -125,4 +125,4 @@ def test_wrong_values_are_refused_when_it_is_made() -> None:
         ({"max_cooldown": float("inf")}, "longest cooldown"),
     ]:
         with row(wrong), pytest.raises(ConfigurationError, match=sentence):
-            CircuitBreaker(**wrong)
+            CircuitBreaker(**wrong)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 from msgspec import structs
@@ -237,7 +237,7 @@ def test_verdict() -> None:
         ),
         ("a timeout moves nothing", TimedOut("stack"), LAST, MOVING, Abandon("timeout", "stack")),
     ]:
-        assert decide(outcome, lease, rules, RETRY, NOW) == verdict, case
+        assert decide(cast(Outcome, outcome), lease, rules, RETRY, NOW) == verdict, case
 
 
 ONE_OF_EACH: list[Outcome] = [
@@ -367,11 +367,12 @@ def test_a_crash_that_is_left_to_expire_counts_as_a_crash(outcome: Outcome) -> N
 
 
 def test_what_moves_is_counted_as_what_it_was_and_as_moved() -> None:
-    for case, outcome, counters in [
+    rows: list[tuple[str, Outcome, tuple[str, ...]]] = [
         ("crashed", Crashed("SIGSEGV"), ("crashed", "moved")),
         ("never started", NeverStarted(3, "SIGKILL"), ("crashed", "moved")),
         ("memory limit", MemoryExceeded("2 GiB"), ("failed", "moved")),
-    ]:
+    ]
+    for case, outcome, counters in rows:
         settlement = decide(outcome, FIRST, MOVING, RETRY, NOW)
         assert status_of(settlement, outcome) is Status.MOVED, case
         assert counters_of(settlement, outcome) == counters, case

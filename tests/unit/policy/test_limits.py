@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -73,7 +73,7 @@ def test_what_is_asked_for() -> None:
         ),
         ("limits per key, and no key", {}, QueueLimits(per_key=3, rate_per_key=3), None),
     ]:
-        assert guards_of(an_envelope(**options), limits) == guards, case
+        assert guards_of(an_envelope(**cast(dict[str, Any], options)), limits) == guards, case
 
 
 def test_limits_are_a_queues_own() -> None:
@@ -100,12 +100,13 @@ def test_a_key_that_can_be_none_is_refused() -> None:
 
 
 def test_without_a_key_store_it_is_refused_in_the_words_of_the_enqueue() -> None:
-    for options, names in [
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"idempotency_key": "k"}, "idempotency_key"),
         ({"single_instance": True}, "single_instance"),
         ({"concurrency_key": "acme"}, "concurrency_key"),
         ({"single_instance": True, "idempotency_key": "k"}, "single_instance and idempotency_key"),
-    ]:
+    ]
+    for options, names in rows:
         said = refusal(an_envelope(**options), "sync")
         with row(options), pytest.raises(Exception, match=f"needs for {names}: leave {names} out") as refused:
             JobDefinition("report", **options).require(False, "sync")
@@ -121,7 +122,7 @@ def test_without_a_key_store_plain_jobs_run(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("part", ["concurrency", "concurrency_per_key", "rates", "rates_per_key"])
 def test_a_limit_out_of_bounds_is_refused(part: str, most: Any) -> None:
     with pytest.raises(ConfigurationError, match="queue 'reports' is a whole number from 1 to 1000000"):
-        Limits(**{part: {"reports": most}})
+        Limits(**cast(dict[str, Any], {part: {"reports": most}}))
 
 
 def test_a_limit_for_what_is_no_queue_is_refused() -> None:

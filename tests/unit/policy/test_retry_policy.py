@@ -7,7 +7,7 @@ import os
 import pickle
 import random
 from dataclasses import FrozenInstanceError
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -27,10 +27,10 @@ def exponential(base: float, **changes: Any) -> RetryPolicy:
 
 def test_the_published_tables() -> None:
     for case, base, multiplier, max_delay, resolution, delays in [
-        ("5 x2 to 300", 5, 2, 300, 1, [0, 5, 10, 20, 40, 80, 160, 300, 300]),
-        ("2 x3 to 20", 2, 3, 20, 1, [0, 2, 6, 18, 20, 20]),
-        ("3 x1.5 to 60, rounded half up", 3, 1.5, 60, 1, [0, 3, 5, 7, 10, 15, 23, 34, 51, 60]),
-        ("1 x2.5 to 100, rounded half up", 1, 2.5, 100, 1, [0, 1, 3, 6, 16, 39, 98, 100]),
+        ("5 x2 to 300", 5, 2, 300, 1, [0.0, 5, 10, 20, 40, 80, 160, 300, 300]),
+        ("2 x3 to 20", 2, 3, 20, 1, [0.0, 2, 6, 18, 20, 20]),
+        ("3 x1.5 to 60, rounded half up", 3, 1.5, 60, 1, [0.0, 3, 5, 7, 10, 15, 23, 34, 51, 60]),
+        ("1 x2.5 to 100, rounded half up", 1, 2.5, 100, 1, [0.0, 1, 3, 6, 16, 39, 98, 100]),
         ("milliseconds", 0.2, 2, 5, 0.001, [0, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]),
     ]:
         policy = exponential(base, multiplier=multiplier, max_delay=max_delay, resolution=resolution)
@@ -77,7 +77,7 @@ def test_edges() -> None:
         ("retry 5000 of nothing", {"base": 0, "max_delay": 0}, 5000, 0),
         ("retry 0 acts as 1", {"base": 5, "max_delay": 300}, 0, 5),
     ]:
-        assert exponential(**changes).delay(retry) == delay, case
+        assert exponential(**cast(dict[str, Any], changes)).delay(retry) == delay, case
 
 
 def test_jitter_draws_around_the_delay_and_full_jitter_from_nothing_to_it() -> None:
@@ -197,7 +197,7 @@ def test_what_cannot_work_is_a_configuration_error() -> None:
         ("resolution without end", {"resolution": math.inf}),
     ]:
         with row(case), pytest.raises(ConfigurationError):
-            RetryPolicy(**arguments)
+            RetryPolicy(**cast(dict[str, Any], arguments))
 
 
 def test_the_error_names_what_would_work() -> None:

@@ -31,10 +31,8 @@ def item(kind: str, **options: object) -> Item:
 
 def fetched(fence: int, failures: int = 0, crashes: int = 0, *, owner: str = "", holds: float = 0.0) -> Line:
     """A delivery, with what the broker counts; its call began half a second before its line."""
-    at = CLOCK.tick()
-    begun, holder = at - 0.5, owner or f"o{fence}"
-    told = {"attempt": failures + 1, "crashes": crashes}
-    return Line("fetched", ID, fence, at=at, since=begun, holds=holds, owner=holder, **told)
+    at, owner, attempt = CLOCK.tick(), owner or f"o{fence}", failures + 1
+    return Line("fetched", ID, fence, at=at, since=at - 0.5, holds=holds, owner=owner, attempt=attempt, crashes=crashes)
 
 
 def asked(fence: int, verb: str, *, adds: tuple[int, int] = (0, 0)) -> Line:

@@ -69,8 +69,8 @@ class Acted:
         self.url = f"sqlite:///{folder}/q.db"
         self.ledger = folder / "ledger.jsonl"
         self.fleet = self.nemesis = self
-        self.pools = [SimpleNamespace(name="pool1", is_full=lambda workers: self.children == workers)]
         self.children = 2
+        self.pools = [SimpleNamespace(name="pool1", is_full=lambda workers: self.children == workers)]
         self.ends: list[End] = []
         self.unexpected: list[End] = []
         self.problems: list[str] = []

@@ -17,7 +17,7 @@ def left(count: int) -> QueueStats:
 
 
 def test_it_is_over_when_no_look_found_less() -> None:
-    for case, looks, over_after in [
+    rows: list[tuple[str, list[tuple[QueueStats | None, int]], int | None]] = [
         ("a long one", [(left(count), 0) for count in range(100, 0, -1)], None),
         ("nothing happens", [(left(5), 0), (left(5), 0), (left(5), 0)], 3),
         ("round and round", [(left(5), lines) for lines in range(0, 300, 100)], 3),
@@ -29,7 +29,8 @@ def test_it_is_over_when_no_look_found_less() -> None:
         ("too many to count", [(FULL, 10), (FULL, 20), (FULL, 30), (FULL, 40), (left(999), 40), (left(998), 40)], None),
         ("too many, and nothing happens", [(FULL, 10), (FULL, 10), (FULL, 10)], 3),
         ("too many again, and nothing happens", [(FULL, 10), (left(999), 20), (FULL, 20), (FULL, 20)], 4),
-    ]:
+    ]
+    for case, looks, over_after in rows:
         patience = DrainStall(SECONDS, 0.0)
         over = [patience.is_over(number * STEP, *look) for number, look in enumerate(looks, start=1)]
         assert over == [number == over_after for number in range(1, len(looks) + 1)], case

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from jobpool.telemetry.metrics.pages import LOOP_LIMIT
-from jobpool_torture import stall_detector
+from jobpool_torture import processes, stall_detector
 from jobpool_torture.fleet import Pool
 from jobpool_torture.processes import Stops
 from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
@@ -27,7 +27,7 @@ class Scene:
         acted = SimpleNamespace(name="pool1", number=0, pid=7, header=lambda: header(loop_at=self.loop_at))
         self.acted, self.pool = acted, cast(Pool, acted)
         monkeypatch.setattr(stall_detector, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(stall_detector.processes, "is_alive", lambda _: self.alive)
+        monkeypatch.setattr(processes, "is_alive", lambda _: self.alive)
         self.stalls = PoolStalls(cast(Stops, SimpleNamespace(go=self.gone_on.append)), lambda _: self.held)
 
     def look(self, *, give_up: bool = False) -> list[str]:
