@@ -288,7 +288,7 @@ def noticed(copy: Path, mutation: Mutation) -> str:
 
 def failures(copy: Path, *words: str) -> list[str]:
     """Run these tests in the copy, and return those that fail."""
-    command = [copy / ".venv/bin/python", "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider"]
+    command: list[str | Path] = [copy / ".venv/bin/python", "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider"]
     command += ["-n", "2", "--dist", "loadgroup", *words]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

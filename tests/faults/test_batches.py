@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.faultmoves import Figure, stop_all
@@ -25,14 +26,14 @@ POINTS |= {"before-reap": 2, "after-reap": 1}
 """Where they are killed → at which call at the latest."""
 
 FLAGS = ("--ttl", "2", "--max-crashes", "4", "--retry", "fixed base=50ms")
-MEMBERS = (
+MEMBERS: tuple[tuple[Any, ...], ...] = (
     *[("work", "torture.work", {"seconds": 0})] * 4,
     ("flaky", "torture.fail", {"times": 1}, {"max_retries": 5}),
     ("doomed", "torture.fail", {"times": 1000}, {"max_retries": 0}),
     ("crash", "torture.crash", {"how": "SIGKILL", "times": 1}),
     ("follow", "torture.follow", {"jobs": 1}),
 )
-POISON = ("poison", "torture.crash", {"how": "SIGKILL", "times": 1000})
+POISON: tuple[Any, ...] = ("poison", "torture.crash", {"how": "SIGKILL", "times": 1000})
 """Dies of the crash limit, by a reaper."""
 
 
@@ -41,7 +42,7 @@ def chosen(number: int, rng: random.Random) -> Item:
     kinds = [rng.choice(MEMBERS) for _ in range(rng.randint(1, 4))]
     if number % 20 == 0:
         kinds[0] = POISON
-    members = (Item(number, 0.0, *told[:3], options=dict(*told[3:])) for told in kinds)
+    members = [Item(number, 0.0, kind, name, load, options=dict(*more)) for kind, name, load, *more in kinds]
     return Item(number, 0.0, "batch", "torture.tally", {}, members=tuple(members))
 
 
@@ -57,7 +58,7 @@ class Mortal:
         self.alive = [self._start() for _ in range(POOLS)]
 
     def _start(self) -> PoolProcess:
-        more = {"FAILPOINT": self._points.pop() if self._points else ""}
+        more: dict[str, Any] = {"FAILPOINT": self._points.pop() if self._points else ""}
         more[ORDERS_FOLDER] = str(self._rig.directory / "orders")
         return self._rig.start_pool(*FLAGS, app="jobpool_torture.handlers", **more)
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import pytest
 from support.faultmoves import Figure, runner_of, seconds_until_gone, start_pools, stop_all
 from support.faultrig import broker_of_file, rig_of_file
-from support.poolrig import LIMIT, PoolProcess, Rig, is_alive, wait_gone
+from support.poolrig import LIMIT, PoolProcess, Rig, wait_gone
 from support.stalls import Stalls
 from support.waiting import wait_until
 
 from jobpool.child.attempt import DOUBLE
+from jobpool_torture.processes import is_alive
 
 pytestmark = [
     pytest.mark.xdist_group("fault-ends"),  # two pools for all of them

@@ -19,12 +19,12 @@ from support.faultmoves import (
     stop_all,
     wait_runs,
 )
-from support.poolrig import LIMIT, PoolProcess, Rig, is_alive
+from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import SHORT_TTR, BeanstalkBroker
 from support.waiting import wait_until
 
 from jobpool_torture.ledger import Line
-from jobpool_torture.processes import state
+from jobpool_torture.processes import is_alive, state
 
 TTL = 4.0
 """Seconds: the machine may stand still for two of them before the master is stopped."""

@@ -33,7 +33,7 @@ def test_no_child_shares_a_socket_or_a_random_state_and_the_hook_opens_them_anew
 ) -> None:
     assert isinstance(broker, PostgresBroker)
     with TlsEcho(tmp_path) as echo:
-        servers = {"IMPORT_TLS": echo.address, "IMPORT_POSTGRES": broker.server_url}
+        servers: dict[str, Any] = {"IMPORT_TLS": echo.address, "IMPORT_POSTGRES": broker.server_url}
         pools = start_pools(rig, 2, "--recycle", "jobs=3", app=APP, **servers)
         rig.enqueue_many("look", [{}] * 36)
         rig.wait_drained()

@@ -70,7 +70,7 @@ def test_a_redis_whose_memory_is_full_refuses_jobs_and_is_worked_down(unbounded:
     opened = rig.directory / "opened"
     rig.wait_started(*[gated(rig, opened, opened) for _ in range(4)])
     with Redis(host=unbounded.server.host, port=unbounded.server.port) as client:
-        used: int = client.info("memory")["used_memory"]  # type: ignore[index,assignment]
+        used: int = client.info("memory")["used_memory"]
     tell(unbounded, "CONFIG", "SET", "maxmemory", used + ROOM)
     with pytest.raises(BackendUnavailable, match="memory"):
         fill(rig)

@@ -110,7 +110,7 @@ EVENTS_AT_AN_EDGE = 6
 def expected_of(zone: str, expressions: tuple[str, ...], start: datetime, end: datetime) -> set[tuple[str, str]]:
     """By the oracle, which works through minutes and shares nothing with the schedules."""
     early = start - timedelta(days=2)
-    fired = walk([Oracle(each) for each in expressions], offset_of(ZoneInfo(zone)), minute_of(early), minute_of(end))
+    fired = walk(tuple(map(Oracle, expressions)), offset_of(ZoneInfo(zone)), minute_of(early), minute_of(end))
     moments = {each: [datetime.fromtimestamp(60 * minute, UTC) for minute in fired[each]] for each in expressions}
     return {(name_of(zone, each), instant(at)) for each, found in moments.items() for at in found if at >= start}
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -58,7 +59,7 @@ def test_the_shop_in_postgres_books_every_order_once(tmp_path: Path, database: s
         assert sorted(shop.execute("SELECT * FROM ledger")) == ENTRIES
 
 
-def run_shop(code: str, url: str, folder: Path, variables: Mapping[str, str]) -> None:
+def run_shop(code: str, url: str, folder: Path, variables: Mapping[str, Any]) -> None:
     """Place the orders and let a pool work until nothing is left."""
     (folder / "shop.py").write_text(code)
     words = ["--backend", url, "--queue", "orders", "--app", "shop.py", "--until-empty", "--fail-on-dead", "-w", "2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.pages import run
@@ -12,7 +13,7 @@ from support.tiers import more
 from stdlib_reports.survey import subjects
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO = {"PYTHONPATH": str(ROOT / "docs" / "demo")}
+DEMO: dict[str, Any] = {"PYTHONPATH": str(ROOT / "docs" / "demo")}
 
 
 def test_the_start_in_the_readme_runs_as_it_stands(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from apps_pool import HELD, LONG, note, rubbish_to_all
@@ -44,7 +44,7 @@ def genuine() -> bytes:
     return Result(1, ResultKind.SUCCEEDED, time.monotonic(), 0.0, output="x" * 1000).encode()
 
 
-FRAMES = {
+FRAMES: dict[str, Callable[[], bytes]] = {
     "half": lambda: genuine()[: len(genuine()) // 2],
     "announced": lambda: b"\xfe",
     "of another attempt": genuine,

@@ -109,9 +109,9 @@ def write_half(fd: int, data: bytes) -> None:
     _write_all(fd, data[half:])
 
 
-_decode_again, _write_all = child_main.decode_again, packets._write_all
+_decode_again, _write_all = child_main.decode_again, packets._write_all  # type: ignore[attr-defined]
 child_main.Child = PhasedChild  # type: ignore[misc]
-child_main.decode_again = decode_taken
+child_main.decode_again = decode_taken  # type: ignore[attr-defined]
 packets._write_all = write_half
 
 

@@ -52,7 +52,7 @@ def strike(_number: int, _frame: object) -> None:
     raise RuntimeError("a timer that another job has left armed")
 
 
-def leave_timer(timer: signal.ITIMER, number: signal.Signals, *, handled: bool) -> None:
+def leave_timer(timer: int, number: signal.Signals, *, handled: bool) -> None:
     if handled:
         signal.signal(number, strike)
     signal.setitimer(timer, SOON, SOON)
@@ -84,7 +84,7 @@ WAYS: dict[str, Callable[[], object]] = {
     "path": sys.path.clear,
     "environment": os.environ.clear,
     "one variable": lambda: os.environ.update(HOME="/nowhere"),
-    "trace": lambda: sys.settrace(follow),  # type: ignore[arg-type]
+    "trace": lambda: sys.settrace(follow),
     "profile": lambda: sys.setprofile(follow),
     "network timeout": lambda: socket.setdefaulttimeout(0.001),
     "garbage": gc.disable,

@@ -20,7 +20,7 @@ class Rig:
         self.url = f"sqlite:///{folder}/jobs.db"
         shutil.copy(BOOK / app, folder)
 
-    def run(self, *line: str, **variables: str) -> str:
+    def run(self, *line: str, **variables: Any) -> str:
         done = run(self.folder, *line, **{"JOBPOOL_BACKEND": self.url, **variables})
         return done.stdout + done.stderr
 

@@ -34,7 +34,7 @@ def _item(draw: st.DrawFn, least: int, most: int, names: tuple[str, ...] = ()) -
     low = draw(st.integers(least, most))
     high = draw(st.integers(least, most))
     kind = draw(st.sampled_from(("value", "value", "range", "step", "from", "every")))
-    first = names[low - least] if names and draw(st.booleans()) else str(low)
+    first = names[low - least] if bool(names) and draw(st.booleans()) else str(low)
     if kind == "every":
         return f"*/{draw(st.integers(1, most - least))}"
     if kind == "from" and low < most:

@@ -67,7 +67,7 @@ def not_of_nothing(name: object, *_: object, **__: object) -> None:
 
 
 def become(system: str) -> None:
-    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc]
+    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc, assignment]
     for library in LIBRARIES.split():
         import_module(library)
     for table in (LINUX_ALONE, NOT_ON_WINDOWS)[: 2 if system == "windows" else 1]:
@@ -78,7 +78,7 @@ def become(system: str) -> None:
     modules = set(WITHOUT_MODULES[system].split())
     for name in modules:
         sys.modules.pop(name, None)
-    sys.meta_path.insert(0, Missing(modules))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Missing(modules))
     if system == "windows":
         ctypes.CDLL = not_of_nothing  # type: ignore[misc, assignment]
     sys.platform = {"macos": "darwin", "windows": "win32"}[system]

@@ -140,7 +140,7 @@ def let_pass(seconds: float) -> None:
 def stop_all(rig: Rig, pools: Sequence[PoolProcess]) -> None:
     """Each pool ends with status 0, and nothing of any is left."""
     for pool in pools:
-        pool.send(15)
+        pool.send(signal.SIGTERM)
     assert [pool.wait() for pool in pools] == [0] * len(pools)
     rig.assert_no_processes_left()
 

@@ -148,7 +148,7 @@ def fleet_rig(
     program = (sys.executable, "-m", "jobpool.cli.main")
     told = {"TOLD": str(directory / "told"), "PYTHONDONTWRITEBYTECODE": "1"}
     fleet = Fleet(directory, urls, flags, environment=told, clocks=own, program=program)
-    reasons = {"no_network": route if isinstance(route, str) else "", "no_clock": "these pools have none"}
+    reasons = dict[str, Any](no_network=route if isinstance(route, str) else "", no_clock="these pools have none")
     nemesis = Nemesis(fleet, networks, own, restart_broker, record=directory / "record", **reasons)
     backend = open_backend(url)
     try:

@@ -28,7 +28,7 @@ class Interrupt(BaseException):
 
 @functools.cache
 def _handlers(code: CodeType) -> list[Any]:
-    return dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return list(dis._parse_exception_table(code))  # type: ignore[attr-defined]
 
 
 def _handler(code: CodeType, offset: int) -> int | None:
@@ -62,8 +62,8 @@ class _Trap:
         elif event == "return":
             self._last.pop(frame, None)
         elif event == "opcode":
-            code, last, self._last[frame] = frame.f_code, self._last.get(frame), frame.f_lasti
-            looks = last is not None and code.co_code[last] in _CHECKED
+            code, last, self._last[frame] = frame.f_code, self._last.get(frame, -1), frame.f_lasti
+            looks = last >= 0 and code.co_code[last] in _CHECKED
             if looks and _handler(code, last) == _handler(code, frame.f_lasti):
                 self._pass(frame)
         return self

@@ -25,7 +25,7 @@ class NameServer:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        self._unanswered: list[tuple[bytes, object]] = []
+        self._unanswered: list[tuple[bytes, tuple[str, int]]] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> NameServer:
@@ -37,7 +37,7 @@ class NameServer:
             last.sendto(b"", ("127.0.0.1", self.port))
         self._thread.join()
         for question, client in self._unanswered:
-            self._socket.sendto(question[:2] + b"\x85\x83" + question[4:], client)  # type: ignore[arg-type]
+            self._socket.sendto(question[:2] + b"\x85\x83" + question[4:], client)
         self._socket.close()
 
     def lookup(self, host: str) -> list[str]:

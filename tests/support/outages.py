@@ -15,8 +15,9 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
 from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.message.definition import JobDefinition
-from jobpool.ops.health import MISSED, look
+from jobpool.ops.health import look
 from jobpool.telemetry.logs import RateLimit
+from jobpool.telemetry.metrics.pages import MISSED
 from support.faultmoves import fed, in_time
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import Host

@@ -15,7 +15,7 @@ from jobpool_backends.postgres.connection import Connection
 from support.servers import PostgresServer, fresh_name, shared_postgres
 from support.waiting import wait_until
 
-CONNECTS = {"connect_timeout": 30}
+CONNECTS: dict[str, Any] = {"connect_timeout": 30}
 """Seconds: the default of 2 is as long as a pause of the machine."""
 
 _END_OF_TEST_S = 10.0
@@ -102,7 +102,7 @@ class EmptiedSchema:
         restarts = [f"SELECT setval('{{schema}}.{name}', 1, false)" for name in names]
         deletes = [f"DELETE FROM {{schema}}.{name}" for (name,) in self.superuser.ask(_TABLES, [self.name])]
         self._empty = "; ".join([*deletes, *restarts])
-        self._functions = dict(self.superuser.ask(_FUNCTIONS, [self.name]))
+        self._functions: dict[str, str] = dict(self.superuser.ask(_FUNCTIONS, [self.name]))
         self._catalogue = self._look()
 
     def do(self, statements: str, parameters: Any = None) -> list[TupleRow]:

@@ -25,7 +25,7 @@ SHARE = 0.05
 """Of the time waited so far: how late a look may be."""
 
 
-def wait_until(condition: Callable[[], T], limit: float = 30.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T | None], limit: float = 30.0, what: str = "") -> T:
     """What `condition` returned as soon as that is true; `AssertionError` if it is false after `limit` seconds.
 
     Only a look that began after them says so: what came true in a pause of the machine, behind a look, still counts.

@@ -78,7 +78,7 @@ def print_through_c(ctx: JobContext) -> None:
 @handler
 def steal_streams(ctx: JobContext) -> None:
     sys.stdout.close()
-    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    sys.stdout = sys.stderr = None
 
 
 # --- failing ---------------------------------------------------------------------------------------
@@ -457,4 +457,4 @@ def report_progress(ctx: JobContext) -> None:
 
 @handler
 def enqueue_at_once(ctx: JobContext) -> list[str]:
-    return jobpool.producer.default().enqueue_many([JobDefinition("noop"), JobDefinition("tell")])
+    return jobpool.message.producer.default().enqueue_many([JobDefinition("noop"), JobDefinition("tell")])

@@ -39,8 +39,8 @@ def test_it_reloads_when_a_file_is_saved_and_survives_one_that_does_not_load(she
     app.write_text("this is not Python")
     wait_until(lambda: "the app does not load" in (shell.directory / "pool.log").read_text(), 30.0, "it says so")
     runs("old")
-    for verb in ("health", "top"):
-        wait_until(lambda verb=verb: "the last reload failed" in shell.call(verb).stdout, 30.0, f"{verb} says so")
+    verbs = ("health", "top")
+    wait_until(lambda: all("the last reload failed" in shell.call(verb).stdout for verb in verbs), 30.0, "they say so")
     app.write_text(APP.format(text="new"))
     runs("new")
     wait_until(lambda: "reload failed" not in shell.call("health").stdout, 30.0, "it is forgotten")

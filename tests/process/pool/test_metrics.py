@@ -48,7 +48,7 @@ def test_what_happened_is_what_is_scraped(rig: Rig) -> None:
     rig.enqueue("die", {"how": "SIGSEGV"})
     rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=0.3)
     rig.wait_drained()
-    values = wait_until(lambda: (v := scrape(pool)) and jobs(v, "hang", "timed_out") and v, 30)
+    values = wait_until(lambda: v if jobs(v := scrape(pool), "hang", "timed_out") else None, 30)
     assert jobs(values, "work", "succeeded") == 200
     assert (jobs(values, "fail", "failed"), jobs(values, "fail", "failed_permanently")) == (1, 1)
     assert (jobs(values, "die", "crashed"), jobs(values, "die", "succeeded")) == (1, 1)
@@ -76,7 +76,7 @@ def gauges_follow_the_queue(rig: Rig, pool: PoolProcess) -> None:
         return told == 40 and values["jobpool_slots", frozenset({("state", "busy")})] == 2
 
     wait_until(waiting, 30, "the queue and the busy children are told")
-    values = wait_until(lambda: (v := scrape(pool)) and _oldest(v) > 0 and v, 30)
+    values = wait_until(lambda: v if _oldest(v := scrape(pool)) > 0 else None, 30)
     assert values["jobpool_breaker_open", frozenset({("queue", "default")})] == 0
 
 
@@ -96,7 +96,7 @@ def test_probes_tell_of_children_and_clients_that_hang_or_flood_disturb_neither_
         for child in children:
             with closing(Pidfd(child)) as doomed:
                 doomed.send(signal.SIGKILL)
-        _, body = wait_until(lambda: (a := get(pool, "/readyz"))[0] == 503 and a, 30)
+        _, body = wait_until(lambda: a if (a := get(pool, "/readyz"))[0] == 503 else None, 30)
         assert "0 of 2 children ready" in body
         assert get(pool, "/livez")[0] == 200
         stopped.send(signal.SIGCONT)

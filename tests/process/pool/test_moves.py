@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import apps_deaths
@@ -16,7 +17,7 @@ from jobpool.message.signing import EnvelopeSigner
 
 APP = Path(apps_deaths.__file__)
 KEY = "sixteen bytes of it"
-SIGNED = {"JOBPOOL_SIGNING_KEY": KEY}
+SIGNED: dict[str, Any] = {"JOBPOOL_SIGNING_KEY": KEY}
 SMALL = ("-Q", "small", "--memory-limit", "150M", "--on-memory-limit-queue", "big", "--on-crash", "queue=careful")
 LIMIT = 30.0
 

@@ -8,10 +8,11 @@ import signal
 from pathlib import Path
 from urllib.request import urlopen
 
-from support.poolrig import APP, PoolProcess, Rig, is_alive
+from support.poolrig import APP, PoolProcess, Rig
 from support.waiting import wait_until
 
 from jobpool.broker.values import once_id
+from jobpool_torture.processes import is_alive
 
 SCHEDULES = """
 import jobpool as _jobpool

@@ -63,7 +63,7 @@ class SqliteHarness(TurnedClock):
         return SqliteBackend.from_url(sqlite_url(self._path), clock=self.clock, **options)
 
     def own_connection(self, *, autocommit: bool = False) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, isolation_level=None if autocommit else "")
+        return sqlite3.connect(self._path, isolation_level=None if autocommit else "DEFERRED")
 
     def ack_within(self, connection: Any, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
         return ack(connection, ticket, messages, clock=self.clock)

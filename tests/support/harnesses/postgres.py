@@ -15,7 +15,7 @@ from support.harnesses.base import Opener, TurnedClock
 from support.postgres_schemas import CONNECTS, EmptiedSchema, give_back, take_schema
 from support.servers import shared_postgres
 
-PATIENT = {"timeout": 30.0, **CONNECTS}
+PATIENT: dict[str, Any] = {"timeout": 30.0, **CONNECTS}
 """Seconds that a live client waits for a statement, too: a crowd keeps all cores busy."""
 
 TURNED = """

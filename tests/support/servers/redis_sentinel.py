@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -50,7 +49,7 @@ class Sentinel(RedisServer):
 
     def start(self) -> None:
         super().start()
-        self.ask("SENTINEL", "DEBUG", *chain.from_iterable(_PERIODS.items()))
+        self.ask("SENTINEL", "DEBUG", *(word for period in _PERIODS.items() for word in period))
 
     def knows(self, sentinels: int, replicas: int) -> bool:
         """Whether it has found so many other sentinels, and so many replicas, all of them well."""

@@ -116,8 +116,8 @@ def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: J
     told = ask("status", waiting, dead, code=1)
     assert "unknown" in told.stdout
     assert "beanstalk:// shows dead letters alone" in told.stderr
-    told = ask("result", waiting, "--timeout", "5s", code=3).stderr
-    assert "shows dead letters alone, so nobody can tell whether a job has ended" in told
+    said = ask("result", waiting, "--timeout", "5s", code=3).stderr
+    assert "shows dead letters alone, so nobody can tell whether a job has ended" in said
     assert "(timeout): too slow" in ask("result", dead, code=1).stderr
 
 

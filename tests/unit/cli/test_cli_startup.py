@@ -142,7 +142,7 @@ def test_a_pool_that_ends_by_itself_tells_that_it_waits_for_delayed_jobs(
 ) -> None:
     note, board = publish(tmp_path, depths=QueueDepth("reports", 0, 3, 0, None, 0).line())
     looks: list[int] = []
-    monkeypatch.setattr(progress, "done", lambda header: looks.append(done(header)) or looks[-1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(progress, "done", lambda header: looks.append(done(header)) or looks[-1])
     with board:
         board.slot(0).child.finished(True, 0.0)
         with caplog.at_level("INFO", "jobpool.pool"), logged_summary(note, 0.01, awaits_delayed=awaits_delayed):

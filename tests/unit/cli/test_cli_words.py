@@ -43,7 +43,7 @@ def test_words_find_their_verb() -> None:
         ("enqueue report a=1 -Q mail", "enqueue report a=1 -Q mail"),
         ("--no-such list", "run --no-such list"),
     ]:
-        assert arrange(cli, words.split(), "run") == arranged.split(), words  # type: ignore[arg-type]
+        assert arrange(cli, words.split(), "run") == arranged.split(), words
 
 
 def test_no_option_takes_a_value_in_one_verb_and_none_in_another() -> None:

@@ -33,7 +33,7 @@ def kill_off(
         if settle:
             settle(lease)
     text = cause.to_text() if cause else None
-    assert broker.settle_many([(lease, Abandon(reason, error, text))]) == [Settled.OK]  # type: ignore[list-item]
+    assert broker.settle_many([(lease, Abandon(reason, error, text))]) == [Settled.OK]
     return ident
 
 

@@ -7,7 +7,7 @@ import re
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.servers import RedisServer
@@ -72,7 +72,7 @@ def test_signing_keys() -> None:
         ("the same key twice", {"signing_key": [KEY, KEY]}, Level.WARNING, "listed twice"),
         ("no file of keys", {"signing_key_file": "/nowhere/keys"}, Level.PROBLEM, "cannot be read"),
     ]:
-        found = list(configuration.judge_keys(settings(**flags)))
+        found = list(configuration.judge_keys(settings(**cast(dict[str, Any], flags))))
         assert levels(found) == [expected], case
         assert text in str(found[0]), case
         assert KEY not in str(found), case
@@ -123,7 +123,7 @@ def test_settings_that_do_not_fit_together() -> None:
             "does not serve; it serves 'a': it limits nothing",
         ),
     ]:
-        found = list(configuration.judge_fit(settings(**flags)))
+        found = list(configuration.judge_fit(settings(**cast(dict[str, Any], flags))))
         assert levels(found) == [level], flags
         assert text in str(found[0]), flags
 
@@ -410,7 +410,7 @@ def test_handlers_against_the_settings() -> None:
         (HandlerInfo("a"), {"allowed_url_networks": "::/0"}, Level.WARNING, "where a cloud serves credentials: ::/0"),
         (HandlerInfo("a"), {"allowed_url_networks": "10.1.2.0/24"}, Level.OK, "within the settings: a"),
     ]:
-        found = list(handlers.judge([handler], settings(**flags)))
+        found = list(handlers.judge([handler], settings(**cast(dict[str, Any], flags))))
         assert levels(found) == [level], (handler, flags)
         assert text in str(found[0]), (handler, flags)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from face_boards import NOW, a_pool, header, publish
 
@@ -29,7 +29,7 @@ def test_each_check_fails_alone_and_says_why(tmp_path: Path) -> None:
         ({"reaped_at": NOW - 31}, "reaper", "the reaper last ran 31s ago; it is due every 10s"),
         ({"boot_failures": 5, "problem": "import error"}, "boot", "5 children in a row could not boot: import error"),
     ]:
-        [(failed, why)] = failing(tmp_path, **changes)
+        [(failed, why)] = failing(tmp_path, **cast(dict[str, Any], changes))
         assert (failed, text in why) == (name, True), (changes, why)
 
 

@@ -30,7 +30,7 @@ class Running:
     """What a face sees of a run."""
 
     def __init__(self, options: Options = OPTIONS, faults: Sequence[Fault] = (), result: Result | None = None) -> None:
-        self.options, self.faults, self.broker = options, faults, []
+        self.options, self.faults, self.broker = options, faults, list[object]()
         self.result = result or Result()
 
     def interrupt(self) -> None:

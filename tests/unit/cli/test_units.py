@@ -7,19 +7,19 @@ from jobpool.message.units import format_duration, format_size, parse_duration, 
 
 
 def test_a_duration_is_seconds_or_a_text_with_units() -> None:
-    units = {"250ms": 0.25, "90s": 90.0, "5m": 300.0, "1h": 3600.0, "2d": 172800.0, "1w": 604800.0}
-    several = {"1h30m": 5400.0, "1h 30m": 5400.0}
+    units: dict[object, float] = {"250ms": 0.25, "90s": 90.0, "5m": 300.0, "1h": 3600.0, "2d": 172800.0, "1w": 604800.0}
+    several: dict[object, float] = {"1h30m": 5400.0, "1h 30m": 5400.0}
     for given, seconds in {90: 90.0, 0.5: 0.5, "0": 0.0, "90": 90.0, "1.5": 1.5, **units, **several}.items():
         assert parse_duration(given) == seconds, given
     texts = ["5x", "m", "5m3", "-1", "1h-3m", "nan", "inf", "1e400", "3.2e9"]
-    for wrong in ("", *texts, "9" * 400, -1, True, None, [], {}):
+    for wrong in ("", *texts, "9" * 400, -1, True, None, list[int](), dict[str, int]()):
         with row(wrong), pytest.raises(ValueError, match='is not a duration: write seconds, such as 90, or "90s"'):
             parse_duration(wrong)
 
 
 def test_a_size_is_bytes_or_a_text_with_units() -> None:
-    units = {"7B": 7, "64K": 65536, "64k": 65536, "1.5K": 1536, "512M": 512 << 20, "2G": 2 << 30, "1 T": 1 << 40}
-    for given, size in {0: 0, 65536: 65536, "65536": 65536, **units, "2GB": 2 << 30, "2GiB": 2 << 30}.items():
+    units: dict[object, int] = {0: 0, "7B": 7, "64K": 65536, "64k": 65536, "1.5K": 1536, "512M": 2**29, "2G": 2**31}
+    for given, size in {65536: 65536, "65536": 65536, **units, "1 T": 2**40, "2GB": 2**31, "2GiB": 2**31}.items():
         assert parse_size(given) == size, given
     for wrong in ("", "M", "5X", "-1", -1, "1e3", "9" * 400, "8388608T", True, None, 1.5):
         with row(wrong), pytest.raises(ValueError, match='is not a size: write bytes, such as 65536, or "64K"'):

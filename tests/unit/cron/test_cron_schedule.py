@@ -139,13 +139,13 @@ class TestEdges:
         last = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
 
         assert schedule.next(last) is None
-        newest = schedule.previous(last)
+        assert (newest := schedule.previous(last)) is not None
         assert newest > datetime(9997, 12, 31, tzinfo=UTC)
         assert schedule.next(newest) is None
         assert schedule.next(newest - SECOND) == newest
         assert schedule.previous(datetime(1969, 6, 1, tzinfo=UTC)) is None
         assert schedule.previous(datetime(1, 1, 1, tzinfo=UTC)) is None
-        assert schedule.next(datetime(1, 1, 1, tzinfo=UTC)).year in (1970, 1971)
+        assert str(schedule.next(datetime(1, 1, 1, tzinfo=UTC)))[:4] in ("1970", "1971")
         found = schedule.between(datetime(1, 1, 1, tzinfo=UTC), datetime(1980, 6, 1, tzinfo=UTC), most=99)
         assert found == schedule.between(found[0] - SECOND, datetime(1980, 6, 1, tzinfo=UTC), most=99, newest=True)
 
@@ -218,7 +218,7 @@ def test_a_change_back_goes_on_in_the_new_year() -> None:
         ("hourly", "15 * * * *", ["20:15", "21:15", "22:15", "23:15", "00:15", "01:15"]),
     ]:
         schedule = Schedule(expression)
-        schedule._line = Timeline(NewYearsLaw())
+        schedule._line = Timeline(NewYearsLaw())  # type: ignore[abstract]
         start, end = datetime(2026, 12, 31, 20, tzinfo=UTC), datetime(2027, 1, 1, 2, tzinfo=UTC)
 
         for newest in (False, True):

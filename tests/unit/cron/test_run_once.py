@@ -19,7 +19,7 @@ from jobpool.testing import VirtualPool
 
 def seen(rig: CronRig, name: str = "a") -> datetime | None:
     record = Record.from_bytes(rig.backend.keys.get_record(SPACE, name) or b"")
-    return record and record.seen
+    return record.seen if record else None
 
 
 class Slow:
@@ -170,7 +170,7 @@ def test_a_silent_broker_is_told_nothing_more_in_the_same_turn(rig: CronRig) -> 
             return getattr(rig.backend.keys, name)
 
     runner._memory._keys = Deaf()  # type: ignore[assignment]
-    runner._memory.read = lambda _: None  # type: ignore[method-assign]
+    runner._memory.read = lambda _: None  # type: ignore[method-assign, assignment]
     assert [status for _, _, status in told(runner.run())].count("missed") == 3
     assert asked == ["take_many", "list_records"]
 

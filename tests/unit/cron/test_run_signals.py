@@ -16,7 +16,8 @@ from support.cronrig import CronRig, told
 
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.firing import Firing
-from jobpool.cron.service import SIGNALS, CronLoop, Stop, serve
+from jobpool.cron.service import CronLoop, Stop, serve
+from jobpool.cron.tick import SIGNALS
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.message.context import JobContext

@@ -51,10 +51,10 @@ class Simulation(Stage):
         self._of_lease: dict[str, tuple[int, float]] = {}
         self.boot()
         self.children = {slot.child: Child() for slot in self.pool.slots.live}
-        self.start = self.now
+        self.started_at = self.now
 
-    def run(self, until: float = float("inf")) -> None:
-        """Run until that time, or until everything was done."""
+    def play(self, until: float = float("inf")) -> None:
+        """Play until that time, or until everything was done."""
         self._turn([])
         while self._events or self.pool.held:
             due = max(next_due(self.pool, self.now), self.pool.checked_at + CHECK_EVERY_S)
@@ -76,7 +76,7 @@ class Simulation(Stage):
         """Return the share of the children's time in which jobs ran, until the last one began."""
         last = self.begun[-1][0]
         busy = sum(min(seconds, last - at) for at, (_, seconds) in self.begun)
-        return busy / ((last - self.start) * len(self.children))
+        return busy / ((last - self.started_at) * len(self.children))
 
     def _turn(self, events: list[ev.Event]) -> None:
         self.turns += 1

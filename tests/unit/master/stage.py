@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, Result
 from jobpool.master import actions as act
@@ -39,10 +39,10 @@ HANDLERS = [
 class Stage:
     """Plays the loop, the children and the broker."""
 
-    def __init__(self, workers: int = 2, **settings: object) -> None:
+    def __init__(self, workers: int = 2, **settings: Any) -> None:
         self.now = 100.0
-        defaults: dict[str, object] = {"queues": (("reports", 1.0),), "backend": "memory://", "workers": workers}
-        self.pool = Pool(Settings(**(defaults | settings)), now=self.now)  # type: ignore[arg-type]
+        defaults: dict[str, Any] = {"queues": (("reports", 1.0),), "backend": "memory://", "workers": workers}
+        self.pool = Pool(Settings(**(defaults | settings)), now=self.now)
         self.pool.lookahead = LookAhead(self.now, cores=CORES)
         self.planner = Planner(RetryPolicy(), check=lambda definition: definition.require(False, "memory"))
         self.settled: list[tuple[str, Settlement]] = []
@@ -103,28 +103,28 @@ class Stage:
             apply(self.pool, ev.ChildSpawned(slot.child, 1000 + slot.child), self.now)
         return self.tell(*(ev.ChildReady(slot.child) for slot in starting))
 
-    def lease(self, *handlers: str, outcome: Outcome | None = None, **options: object) -> list[act.Action]:
+    def lease(self, *handlers: str, outcome: Outcome | None = None, **options: Any) -> list[act.Action]:
         leases = [self.a_lease(handler, **options) for handler in handlers]
         return self.tell(ev.Leased([Inspected(lease, outcome) for lease in leases]))
 
-    def run(self, handler: str = "report", **options: object) -> Slot:
+    def run(self, handler: str = "report", **options: Any) -> Slot:
         """Lease a job, which begins in the one slot that is busy then."""
         self.lease(handler, **options)
         [slot] = self.busy
         return slot
 
-    def a_lease(self, handler: str, ttl: float = 30.0, attempts: int = 0, **options: object) -> JobLease:
-        definition = JobDefinition(handler=handler, payload={}, queue="reports", **options)  # type: ignore[arg-type]
+    def a_lease(self, handler: str, ttl: float = 30.0, attempts: int = 0, **options: Any) -> JobLease:
+        definition = JobDefinition(handler=handler, payload={}, queue="reports", **options)
         ident = secrets.token_hex(8)
         body = encode(definition, identifier=ident, queue="reports", signer=EnvelopeSigner(), now=0.0)
         owner = secrets.token_hex(16)
         return JobLease(ident, "reports", body, 1, owner, self.now + ttl, "memory", attempts=attempts)
 
     def answer(
-        self, slot: Slot, kind: ResultKind = ResultKind.SUCCEEDED, seconds: float = 0.01, **fields: object
+        self, slot: Slot, kind: ResultKind = ResultKind.SUCCEEDED, seconds: float = 0.01, **fields: Any
     ) -> list[act.Action]:
         nonce = slot.deliveries[0].nonce
-        result = Result(nonce, kind, self.now, seconds, **fields)  # type: ignore[arg-type]
+        result = Result(nonce, kind, self.now, seconds, **fields)
         return self.tell(ev.ChildResults(slot.child, [result]))
 
     def die(

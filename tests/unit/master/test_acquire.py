@@ -155,7 +155,7 @@ def test_a_key_that_is_done_is_skipped_and_stays_done_no_longer_for_it(desk: Des
 
 
 def test_the_chain_of_a_skipped_one_goes_on_without_its_result(desk: Desk) -> None:
-    chain = [{"handler": "mail", "previous": []}, {"handler": "file"}]
+    chain: list[dict[str, Any]] = [{"handler": "mail", "previous": []}, {"handler": "file"}]
     meta = {TRACEPARENT: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
     then = tuple(JobDefinition.from_dict({**job, "identifier": job["handler"]}) for job in chain)
     desk.backend.call_batch(BatchCall("open", "b", None, ()))

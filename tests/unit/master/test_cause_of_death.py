@@ -48,7 +48,7 @@ def test_the_record_has_the_users_frames_the_usage_and_the_last_output() -> None
         '  File "/app/jobs.py", line 3 in crash\n'
         '  File "/lib/jobpool/handlers/invocation.py", line 70 in call\n'
     )
-    usage = {"core": True, "cpu_seconds": 0.1234567, "peak_rss": 5 * 2**20}
+    usage: dict[str, Any] = {"core": True, "cpu_seconds": 0.1234567, "peak_rss": 5 * 2**20}
     death = death_of(exited(signal.SIGSEGV, **usage), EndReason.NONE, "", stack, "page 7\n\n")
     assert death == Death(
         "killed by SIGSEGV",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from stage import Stage
@@ -68,7 +68,7 @@ def test_what_is_forwarded_of_what_never_ran(outcome: Outcome, copies: int) -> N
 def test_the_line_of_a_death_without_a_run_names_the_handler_if_that_can_be_believed() -> None:
     for outcome, named in [(Expired(), "report"), (HandlerNotAllowed("report"), "report"), (Rejected("forged"), None)]:
         stage = Stage(workers=1).boot()
-        stage.lease("report", outcome=outcome)
+        stage.lease("report", outcome=cast(Outcome, outcome))
         assert [note.fields.get("handler") for note in stage.pool.notes if note.level == "critical"] == [named], outcome
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from msgspec.structs import replace
 from stage import Stage
 
@@ -10,7 +12,7 @@ from jobpool.master.deadlines import STALE_AFTER_S
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import AlreadyDone, Contended
+from jobpool.message.outcome import AlreadyDone, Contended, Outcome
 from jobpool.message.settlement import Abandon, Ack, Release
 from jobpool.policy.inspection import Inspected
 
@@ -68,7 +70,7 @@ def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:
         ("the queue's limit", Contended(0.0), Release(0.0, begun=False), "released"),
     ]:
         stage = Stage(workers=1).boot()
-        stage.lease("report", outcome=outcome)
+        stage.lease("report", outcome=cast(Outcome, outcome))
         assert stage.verdicts() == [settlement], case
         counters = stage.pool.counters
         assert getattr(counters, counter) == 1, case

@@ -205,7 +205,7 @@ def test_an_error_in_the_loop_ends_all_threads_and_children_and_is_raised(
     backend, closed = MemoryBackend(), list[str]()
     fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
     master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, fetch_thread)
-    monkeypatch.setattr(master.children, "poll", lambda _timeout: {}["a fault"])
+    monkeypatch.setattr(master.children, "poll", lambda _timeout: dict[str, int]()["a fault"])
     monkeypatch.setattr(master.children, "close", lambda: closed.append("children"))
     before = set(threading.enumerate())
     with pytest.raises(KeyError, match="a fault"):

@@ -293,7 +293,7 @@ def mixed(workers: int, seconds: float, *, seed: int = 18) -> list[tuple[int, fl
 def test_long_jobs_among_short_ones_leave_no_child_idle(workers: int) -> None:
     jobs = mixed(workers, 16.0 / workers)
     simulation = Simulation(workers, jobs)
-    simulation.run()
+    simulation.play()
     assert simulation.used() >= 0.95
     assert Counter(job for _, job in simulation.begun) == Counter(jobs), "each has run, and none twice"
 
@@ -303,13 +303,13 @@ def test_an_urgent_message_waits_for_the_next_free_child_and_nothing_else() -> N
     draw = random.Random(3)
     simulation = Simulation(4, [(USUAL, draw.uniform(0.002, 0.02)) for _ in range(800)])
     for number in range(20):
-        simulation.run(simulation.now + draw.uniform(0.02, 0.06))
+        simulation.play(simulation.now + draw.uniform(0.02, 0.06))
         urgent = (URGENT, 0.005 + number * 1e-6)
         simulation.backlog.appendleft(urgent)
         while urgent not in simulation.leased_at:
-            simulation.run(simulation.now + 0.0005)
+            simulation.play(simulation.now + 0.0005)
         while urgent not in (job for _, job in simulation.begun):
-            simulation.run(simulation.now + 0.0005)
+            simulation.play(simulation.now + 0.0005)
         [began] = [at for at, job in simulation.begun if job == urgent]
         # What an idle child was given just before is on its way; and so is it, once a child is free.
         known, handed = simulation.leased_at[urgent] + HOP_S, began - HOP_S
@@ -319,22 +319,22 @@ def test_an_urgent_message_waits_for_the_next_free_child_and_nothing_else() -> N
 
 def test_long_jobs_are_leased_one_by_one_so_that_an_urgent_one_is_next() -> None:
     simulation = Simulation(4, [(USUAL, 0.1)] * 80)
-    simulation.run(simulation.now + 1.0)
+    simulation.play(simulation.now + 1.0)
     assert all(len(slot.deliveries) <= 1 for slot in simulation.pool.slots.live)
     assert not simulation.pool.ready
-    simulation.run()
+    simulation.play()
     assert simulation.used() >= 0.95
 
 
 def test_what_waits_in_a_frozen_childs_socket_is_run_by_others_once_and_the_loop_does_not_spin() -> None:
     jobs = [(USUAL, SHORT_S + number * 1e-9) for number in range(2000)]
     simulation = Simulation(4, jobs)
-    simulation.run(simulation.now + 0.1)
+    simulation.play(simulation.now + 0.1)
     frozen = next(child for child in simulation.children.values() if child.socket)
     frozen.frozen = True
-    simulation.run(simulation.now + 1.0)
+    simulation.play(simulation.now + 1.0)
     turns = simulation.turns
-    simulation.run(simulation.now + 1.0)
+    simulation.play(simulation.now + 1.0)
     assert simulation.turns - turns <= 1.0 / CHECK_EVERY_S + 10
     assert not frozen.socket
     begun = Counter(job for _, job in simulation.begun)
@@ -346,7 +346,7 @@ def test_what_waits_in_a_frozen_childs_socket_is_run_by_others_once_and_the_loop
 def test_jobs_of_30_ms_among_quick_ones_leave_no_child_idle() -> None:
     jobs = [(USUAL, length) for length in random.Random(18).choices([0.00002, 0.03], [99, 1], k=12_000)]
     simulation = Simulation(4, jobs)
-    simulation.run()
+    simulation.play()
     assert simulation.used() >= 0.85
     assert Counter(job for _, job in simulation.begun) == Counter(jobs), "each has run, and none twice"
 
@@ -355,6 +355,6 @@ def test_a_burst_of_long_jobs_behind_quick_ones_is_spread_within_20_ms() -> None
     quick = [(USUAL, 0.00002 + number * 1e-9) for number in range(6000)]
     long = [(USUAL, 0.2 + number * 1e-6) for number in range(12)]
     simulation = Simulation(16, quick + long)
-    simulation.run()
+    simulation.play()
     begun = [at for at, (_, seconds) in simulation.begun if seconds > 0.1]
     assert max(begun) - min(begun) <= 0.02

@@ -533,8 +533,8 @@ class TestDeaths:
             slot.leave()
             stage.after(0.1)
         assert slot.state is SlotState.DYING
-        assert not of(stage.after(UNDEAD_AFTER_S + 3.0), act.KillChild | act.ForgetChild)
-        assert not of(stage.after(0.1), act.KillChild | act.ForgetChild)
+        assert not {act.KillChild, act.ForgetChild} & {*map(type, stage.after(UNDEAD_AFTER_S + 3.0))}
+        assert not {act.KillChild, act.ForgetChild} & {*map(type, stage.after(0.1))}
         stage.die(slot, signal=signal.SIGKILL)
         if killed:
             assert isinstance(stage.verdicts()[0], Abandon), "the verdict on its attempt is not lost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from stage import Stage, of
@@ -24,7 +25,7 @@ from jobpool.master.scheduler import (
 from jobpool.master.state import MAX_SCHEDULER_PAUSE_S, STEADY_AFTER_S
 
 
-def a_stage(**settings: object) -> Stage:
+def a_stage(**settings: Any) -> Stage:
     return Stage(cron=True, **settings).boot()
 
 

@@ -426,13 +426,13 @@ def test_a_lease_is_not_renewed_for_longer_than_it_lasts_while_its_settlement_is
     refused.refused_at = full.clock.mono()
 
     def both_go_their_way() -> bool:
-        for event in thread.of(ev.Renewed):
+        for event in renewing.of(ev.Renewed):
             for delivery, lease in event.renewals:
                 delivery.lease = lease or delivery.lease
         now = full.clock.boot()
         return refused.lease.expires_at < now < running.lease.expires_at
 
-    with Running(partial(RenewThread, full, 0.5, lambda: [refused, running])) as thread:
+    with Running(partial(RenewThread, full, 0.5, lambda: [refused, running])) as renewing:
         wait_until(both_go_their_way)
 
 

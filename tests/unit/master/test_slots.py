@@ -36,14 +36,13 @@ def test_a_childs_whole_life() -> None:
     slots.start(slot, child=7, generation=1, now=1.0)
     slot.move(SlotState.IDLE, 2.0)
     slot.hand([a_delivery(1)], 3.0)
-    assert slot.state is SlotState.BUSY
+    assert (slot.state, slot.since) == (SlotState.BUSY, 3.0)
     assert slots.by_child(7) is slot
     head = slot.answered(1, 4.0)
     assert head is not None
     assert slot.state is SlotState.IDLE
     assert slots.collect(7, 5.0) is slot
-    assert slot.state is SlotState.EMPTY
-    assert slots.by_child(7) is None
+    assert (slot.state, slots.by_child(7)) == (SlotState.EMPTY, None)
 
 
 def test_a_child_that_the_table_does_not_know_is_somebody_elses() -> None:

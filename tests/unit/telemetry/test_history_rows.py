@@ -24,7 +24,7 @@ MASKER = Masker()
 
 
 def an_attempt(**fields: Any) -> Attempt:
-    about = {"name": "monthly", "job": "report", "id": "a" * 16, "attempt": 1, "queue": "q", "payload": {"x": 1}}
+    about = dict[str, Any](name="monthly", job="report", id="a" * 16, attempt=1, queue="q", payload={"x": 1})
     return Attempt(**({**about, "status": "acked"} | fields))
 
 
@@ -112,7 +112,7 @@ def test_every_name_can_be_kept(name: str) -> None:
 def test_long_fields_are_shortened_and_say_by_how_much() -> None:
     assert shortened("abcdef", 4) == "abcd… (2 characters more)"
     assert shortened({"a": 1}, 4) == '{"a"… (4 characters more)'
-    assert [shortened(value, 4) for value in (None, 123456.5, "abcd", [])] == [None, 123456.5, "abcd", []]
+    assert [shortened(value, 4) for value in (None, 123456.5, "abcd", list[int]())] == [None, 123456.5, "abcd", []]
 
 
 # --- what is gathered -------------------------------------------------------------------------------------------------

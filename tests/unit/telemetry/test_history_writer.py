@@ -58,7 +58,7 @@ class Moody(Place):
 
 
 def an_attempt(number: int, name: str = "report", **fields: Any) -> Attempt:
-    about = {"name": name, "job": "report", "id": str(number), "attempt": 1, "queue": "q", "payload": None}
+    about = dict[str, Any](name=name, job="report", id=str(number), attempt=1, queue="q", payload=None)
     return Attempt(**({**about, "status": "acked"} | fields))
 
 

@@ -87,7 +87,7 @@ def test_an_end_is_counted_by_queue_handler_and_outcome() -> None:
         ("mail", "", "rejected_signature"): 1,
     }
     runs = sample(metrics, names.RUN).histograms
-    assert (runs["reports", "pdf"].count, runs["reports", "pdf"].total) == (2, pytest.approx(0.9))
+    assert (runs["reports", "pdf"].count, runs["reports", "pdf"].total) == pytest.approx((2, 0.9))
     assert list(sample(metrics, names.WAIT).histograms) == [("reports", "pdf")], "only what ran has times"
 
 

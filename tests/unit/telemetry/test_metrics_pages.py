@@ -105,7 +105,7 @@ def well() -> HeaderView:
     ],
 )
 def test_probes(well: HeaderView, change: dict[str, object], is_live: bool, is_ready: bool, words: str) -> None:
-    header = replace(well, **change)  # type: ignore[arg-type]
+    header = replace(well, **change)
     assert live(header, NOW).ok is is_live
     assert ready(header, NOW).ok is is_ready
     assert words in ready(header, NOW).text

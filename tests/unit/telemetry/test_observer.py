@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -34,8 +35,8 @@ STALE = 0.2
 class Watched(Stage):
     """A stage with an observer on it, as the loop has one."""
 
-    def __init__(self, **settings: object) -> None:
-        super().__init__(**settings)  # type: ignore[arg-type]
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.feed: Feed[Recorded] = Feed(keep=100)
         self.observer = Observer(SystemClock(), "1.2.3", feed=self.feed)
         self.observer.attend(self.pool)
@@ -79,7 +80,7 @@ def stage() -> Watched:
     return stage
 
 
-def run_one(stage: Watched, kind: ResultKind = ResultKind.SUCCEEDED, **fields: object) -> None:
+def run_one(stage: Watched, kind: ResultKind = ResultKind.SUCCEEDED, **fields: Any) -> None:
     stage.answer(stage.run(), kind, **fields)
 
 
