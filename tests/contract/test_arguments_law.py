@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_number_out_of_its_range_is_refused_with_a_sentence(backend: QueueBack
 def test_a_delay_that_is_not_a_number_is_refused_before_anything_is_done(backend: QueueBackend, delay: Any) -> None:
     backend.enqueue_many(numbered(1))
     [lease] = backend.fetch_many(QUEUE, limit=1)
-    for call in (lambda: backend.nack(lease, delay), lambda: backend.release(lease, delay)):
+    for call in (partial(backend.nack, lease, delay), partial(backend.release, lease, delay)):
         with pytest.raises(ValueError, match="delay is a number of seconds"):
             call()
     with pytest.raises(ValueError, match="error is text, not ValueError"):

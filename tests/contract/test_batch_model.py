@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ class Comparison(SideBySide):
         if not self.is_time_to_look():
             return
         for batch in BATCHES:
-            self.both(lambda backend, batch=batch: portrait(backend, batch))
+            self.both(partial(portrait, batch=batch))
         # Of batches that end in one step, any may be told of first; but those of an earlier step stay before them.
         told = [done_told(self.ours), done_told(self.model)]
         assert sorted(told[0]) == sorted(told[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.claims import claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
@@ -103,7 +105,7 @@ def test_a_life_counts_from_the_post_and_can_end_before_a_delay(harness: Harness
 @pytest.mark.spans
 def test_what_has_ended_is_nowhere(harness: Harness, backend: QueueBackend) -> None:
     """Nobody has noticed its end before this: each look is the first."""
-    looks = {
+    looks: dict[str, Callable[[QueueBackend], bool]] = {
         "claim": nothing_to_claim,
         "pop": lambda backend: backend.claims.pop(QUEUE, 20) == [],
         "list_free": lambda backend: backend.claims.list_free(QUEUE, claimed=True) == [],

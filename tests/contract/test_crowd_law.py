@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
 
@@ -182,7 +183,7 @@ def test_batches_end_once_though_those_who_settle_their_members_are_killed(harne
             before = left(backend)
             open_with_members(backend, BATCHES[2 * kill], fails=False)
             open_with_members(backend, BATCHES[2 * kill + 1], fails=True)
-            wait_until(lambda before=before: left(backend) < before + MEMBERS, 60.0, "half of them have ended")
+            wait_until(partial(lambda most: left(backend) < most, before + MEMBERS), 60.0, "half of them have ended")
             processes[kill % TOGETHER].kill()
             processes[kill % TOGETHER] = started(opener, TOGETHER + kill)
         wait_until(lambda: hear(backend, called) and all_have_ended(backend), 90.0, "all have ended")

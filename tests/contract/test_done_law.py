@@ -129,8 +129,8 @@ def test_one_call_settles_guarded_leases_and_others(backend: QueueBackend) -> No
     plain, keyed, given_back = a_lease(backend), begun(backend), a_lease(backend, "mails")
     rated = Guards(rates=(Rate("queue", 1), Rate("tenant", 1)))
     assert begin(backend, given_back, rated)
-    batch = [(plain, Ack()), (keyed, Ack()), (given_back.guarded(rated), Release(begun=False))]
-    assert backend.settle_many(batch, "once") == [Settled.OK] * 3
+    last = (given_back.guarded(rated), Release(begun=False))
+    assert backend.settle_many([(plain, Ack()), (keyed, Ack()), last], "once") == [Settled.OK] * 3
     assert is_done(backend)
     for rate in rated.rates:
         assert backend.keys.take("mails", rate, "mine") == 0.0

@@ -55,7 +55,7 @@ def fetched(backend: QueueBackend, queue: str = QUEUE) -> JobLease:
 
 
 def an_edit(message: Message, **changes: object) -> Edit:
-    return replace(Edit(message, message.queue, message.priority), **changes)  # type: ignore[arg-type]
+    return replace(Edit(message, message.queue, message.priority), **changes)
 
 
 def counts(backend: QueueBackend, queue: str = QUEUE) -> tuple[int, int, int, int]:
@@ -71,7 +71,8 @@ def test_what_waits_is_put_off_and_comes_back_to_its_place(harness: Harness) -> 
     first, second = backend.enqueue_many(numbered(2))
     assert edit(backend, [first], at=at(harness.now() + 60.0)) == {first: Edited.EDITED}
     message = found(backend, first)
-    assert (message.state, message.available_at) == (State.DELAYED, pytest.approx(harness.now() + 60.0, abs=1.0))
+    assert message.state is State.DELAYED
+    assert message.available_at == pytest.approx(harness.now() + 60.0, abs=1.0)
     assert counts(backend) == (1, 1, 0, 0)
     assert order(backend) == [second]
     harness.advance(61.0)

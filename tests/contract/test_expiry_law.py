@@ -56,7 +56,7 @@ def lease(backend: QueueBackend) -> JobLease:
     return a_lease(backend)
 
 
-NOT_BEGUN = [Release(begun=False), Release(2.0, begun=False)]
+NOT_BEGUN: list[Settlement] = [Release(begun=False), Release(2.0, begun=False)]
 
 
 @pytest.mark.parametrize("settlement", [Nack(), Nack(2.0), Release(), Release(2.0)])

@@ -118,7 +118,7 @@ def test_what_one_client_was_granted_another_is_refused(harness: Harness) -> Non
 
 def everything(**changed: object) -> Guards:
     guards = Guards(key="k", holds=(Hold("h1"), Hold("h2")), rates=(Rate("r1", 1), Rate("r2", 1)))
-    return replace(guards, **changed)  # type: ignore[arg-type]
+    return replace(guards, **changed)
 
 
 TAKEN = {

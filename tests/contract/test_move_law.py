@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from support.harness import Harness
@@ -71,8 +72,8 @@ def test_whoever_looks_finds_it_here_or_there_at_every_moment(harness: Harness) 
 
 
 def test_its_handler_payload_priority_and_the_rest_go_with_it(backend: QueueBackend) -> None:
-    fields = {"payload": {"x": [1, "ü"]}, "priority": 2, "name": "daily", "max_retries": 7, "timeout": 2.5}
-    message = moved(backend, **fields, meta={"who": "me"})
+    fields: dict[str, Any] = {"payload": {"x": [1, "ü"]}, "name": "daily", "max_retries": 7, "timeout": 2.5}
+    message = moved(backend, **fields, priority=2, meta={"who": "me"})
     assert message.handler == "report"
     assert message.priority == 2 or not backend.capabilities.priorities
     envelope = a_lease(backend, THERE).envelope

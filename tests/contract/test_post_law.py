@@ -68,7 +68,7 @@ def test_any_bytes_come_back_as_they_were(backend: QueueBackend) -> None:
 def test_what_is_out_of_bounds_is_refused_and_nothing_is_posted(
     backend: QueueBackend, wrong: dict[str, object], error: type[Exception], text: str
 ) -> None:
-    bad: NewPost = replace(a_post(), **wrong)  # type: ignore[arg-type]
+    bad: NewPost = replace(a_post(), **wrong)
     with pytest.raises(error, match=text):
         backend.claims.post(QUEUE, [a_post(), bad, a_post()])
     assert nothing_to_claim(backend)

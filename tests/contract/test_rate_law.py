@@ -30,7 +30,7 @@ def begin(backend: QueueBackend, lease: JobLease, guards: Guards = COUNTED) -> B
 
 
 def limited(after: float, name: str = "queue") -> Begun:
-    return Begun(Begin.LIMITED, name, pytest.approx(after, abs=1e-9))
+    return Begun(Begin.LIMITED, name, pytest.approx(after, abs=1e-9))  # type: ignore[arg-type]
 
 
 # --- the window -------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_after_is_exact(harness: Harness, backend: QueueBackend) -> None:
 
 def test_a_rate_may_count_over_less_or_more_than_a_minute(harness: Harness, backend: QueueBackend) -> None:
     some = leases(backend, 6)
-    for window, lease, other in ((0.5, *some[:2]), (60.0, *some[2:4]), (900.0, *some[4:])):
+    for window, lease, other in zip((0.5, 60.0, 900.0), some[::2], some[1::2], strict=True):
         guards = Guards(rates=(Rate(f"over-{window}", 1, window),))
         assert begin(backend, lease, guards)
         harness.advance(window - harness.tick)

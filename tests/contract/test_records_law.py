@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from support.harness import Harness
@@ -10,9 +11,9 @@ from support.jobs import QUEUE, new_lease
 from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.key_store import LONGEST_RECORD, MOST_LINES, KeyStore
+from jobpool.broker.key_store import LONGEST_RECORD, KeyStore
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.message.guards import LONGEST_RECORD_KEPT, Guards, Hold
+from jobpool.message.guards import LONGEST_RECORD_KEPT, MOST_LINES, Guards, Hold
 
 pytestmark = pytest.mark.needs("key_store")
 
@@ -134,24 +135,22 @@ def test_two_thousand_at_once(keys: KeyStore) -> None:
 @pytest.mark.above
 def test_what_is_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore) -> None:
     calls: dict[str, list[Callable[[], object]]] = {
-        "the key of a record": [
-            lambda key=key: keys.put_records(SPACE, {"one": b"1", key: b"2"}, 60.0) for key in ODD_NAMES
-        ],
+        "the key of a record": [partial(keys.put_records, SPACE, {"one": b"1", key: b"2"}, 60.0) for key in ODD_NAMES],
         "the name of a log": [
-            lambda name=name: keys.append_log(SPACE, [("report", b"1"), (name, b"2")], 5) for name in ODD_NAMES
+            partial(keys.append_log, SPACE, [("report", b"1"), (name, b"2")], 5) for name in ODD_NAMES
         ],
         "ttl": [
-            lambda ttl=ttl: keys.put_records(SPACE, {"one": b"1"}, ttl)
+            partial(keys.put_records, SPACE, {"one": b"1"}, ttl)
             for ttl in (0.0, -1.0, float("nan"), float("inf"), LONGEST_RECORD_KEPT + 1)
         ],
-        "1 to 10000": [lambda limit=limit: keys.list_records(SPACE, limit=limit) for limit in (0, -1, 10_001)],
+        "1 to 10000": [partial(keys.list_records, SPACE, limit=limit) for limit in (0, -1, 10_001)],
         str(LONGEST_RECORD): [
             lambda: keys.put_records(SPACE, {"one": b"x" * (LONGEST_RECORD + 1)}, 60.0),
             lambda: keys.append_log(SPACE, [("report", b"x" * (LONGEST_RECORD + 1))], 5),
         ],
         str(MOST_LINES): [
-            *(lambda most=most: keys.append_log(SPACE, [("report", b"1")], most) for most in (0, -1, MOST_LINES + 1)),
-            *(lambda most=most: keys.read_log(SPACE, "report", limit=most) for most in (0, -1, MOST_LINES + 1)),
+            *(partial(keys.append_log, SPACE, [("report", b"1")], most) for most in (0, -1, MOST_LINES + 1)),
+            *(partial(keys.read_log, SPACE, "report", limit=most) for most in (0, -1, MOST_LINES + 1)),
         ],
         "queue name": [
             lambda: keys.put_records("no space", {"one": b"1"}, 60.0),

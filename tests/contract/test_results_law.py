@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -311,10 +312,11 @@ def test_many_tasks_wait_and_each_learns_of_its_own(harness: Harness) -> None:
     leases = {lease.id: lease for lease in backend.fetch_many(QUEUE, limit=len(idents), ttl=60.0)}
     dead, gone, *kept = (leases[ident] for ident in idents)
 
-    async def main() -> list[object]:
+    async def main() -> Any:
         asked = [asyncio.create_task(jobs.aresult(ident, LIMIT_S)) for ident in idents]
         await asyncio.sleep(0.1)
-        for lease, verb in ((dead, Abandon("broken", "no")), (gone, Ack()), *((lease, of(lease)) for lease in kept)):
+        verbs: list[Settlement] = [Abandon("broken", "no"), Ack(), *map(of, kept)]
+        for lease, verb in zip((dead, gone, *kept), verbs, strict=True):
             assert await asyncio.to_thread(settle, backend, lease, verb) is Settled.OK
         return await asyncio.gather(*asked, return_exceptions=True)
 

@@ -13,7 +13,7 @@ from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ReapPolicy
-from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
+from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled, Settlement
 from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.witness import Witness
 
@@ -39,7 +39,7 @@ def of(ledger: Ledger, event: str) -> list[Line]:
 def test_fetches_and_settlements(witnessed: QueueBackend, ledger: Ledger) -> None:
     ids = witnessed.enqueue_many(numbered(4))
     leases = witnessed.fetch_many(QUEUE, limit=4)
-    verbs = [Ack(), Nack(), Abandon("rejected"), Release()]
+    verbs: list[Settlement] = [Ack(), Nack(), Abandon("rejected"), Release()]
     answers = witnessed.settle_many(list(zip(leases, verbs, strict=True)))
 
     assert answers == [Settled.OK] * 4

@@ -61,7 +61,7 @@ class RedisServer(Server):
             wait_until(lambda: self._over() or writes not in self._ask(b"INFO persistence\r\n"), LIMIT)
         super().stop()
 
-    def ask(self, *words: str | int) -> Any:
+    def ask(self, *words: str | int | bytes) -> Any:
         """The answer to one command, in bytes."""
         wire = Endpoint(self.host, self.port, password=self._password, timeout=LIMIT).open()
         try:

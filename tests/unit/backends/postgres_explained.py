@@ -99,7 +99,7 @@ def check_plans(found: Explained, name: str) -> None:
 Costs = Callable[[Explained], dict[str, int]]
 
 
-def prepared(rig: Rig, tables: Iterable[str], costs: Costs, fill: Callable[[], None]) -> Explained:
+def prepared(rig: Rig, tables: Iterable[str], costs: Costs, fill: Callable[[], object]) -> Explained:
     """Its connection has made its plans while these tables were known to be empty. They are filled without indexes."""
     rig.open().prepare()
     for table in ("messages", "calls", "ended", "heads", "sleepers", "evictions", *tables):

@@ -22,16 +22,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import msgspec
 import psycopg
-import redis
 from support.harnesses.postgres import PostgresHarness
 from support.harnesses.redis import RedisHarness
 from support.jobs import QUEUE, a_job, at
-from support.servers import BeanstalkServer, shared_postgres
+from support.servers import BeanstalkServer, RedisServer, shared_postgres
 
 from jobpool import JobLease, QueueBackend
 from jobpool.broker.broker_time import BrokerTime
@@ -215,9 +214,9 @@ def _write_redis(folder: Path) -> str:
         server = harness._server
         with closing(RedisBackend.from_url(server.url, clock=harness.clock, prefix="stored", signer=SIGNER)) as backend:
             found = _described(backend)
-        with closing(redis.Redis.from_url(server.url)) as client:
-            keys = sorted(client.keys("*stored*"))
-            rows = [[key.decode(), client.pttl(key), base64.b64encode(client.dump(key)).decode()] for key in keys]
+        ask = cast(RedisServer, server).ask
+        keys = sorted(ask("KEYS", "*stored*"))
+        rows = [[key.decode(), ask("PTTL", key), base64.b64encode(ask("DUMP", key)).decode()] for key in keys]
     (folder / "redis.json").write_text(_a_row_a_line(rows))
     return found
 

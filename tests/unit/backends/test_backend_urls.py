@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.jobs import QUEUE, a_job, numbered
@@ -112,7 +113,7 @@ def any_url(request: pytest.FixtureRequest, path: Path) -> str:
 
 @pytest.mark.parametrize("name", ["dead_max", "dead_max_age"])
 @pytest.mark.parametrize("value", ["-1", "many", "nan", "inf", "", "1e13"])
-def test_a_cap_out_of_range_is_refused(any_url: str, name: str, value: str) -> None:
+def test_a_cap_out_of_range_is_refused(any_url: str, name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"option {name}"):
         open_backend(any_url, **{name: value})
 

@@ -29,7 +29,7 @@ GOOD: Stats = {
 
 
 def test_what_a_server_says_of_itself() -> None:
-    for case, told, check, level, said in [
+    cases: list[tuple[str, Stats, str, Level, str]] = [
         ("well", {}, "server", Level.OK, "beanstalkd 1.12, up for 2 days; connections: 3"),
         ("just started", {"uptime": 59}, "server", Level.OK, "up for 59 s"),
         ("for hours", {"uptime": 7300}, "server", Level.OK, "up for 2 hours"),
@@ -57,7 +57,8 @@ def test_what_a_server_says_of_itself() -> None:
             Level.NOTE,
             "up to 65,535 bytes .*: larger ones are refused when they are enqueued.* -z 1114112",
         ),
-    ]:
+    ]
+    for case, told, check, level, said in cases:
         [finding] = [finding for finding in judge({**GOOD, **told}) if finding.check == f"beanstalk.{check}"]
         assert finding.level is level, case
         assert re.search(said, str(finding)), str(finding)

@@ -36,7 +36,7 @@ class Rig(Clients):
 
     def __init__(self, server: BeanstalkServer | None = None) -> None:
         super().__init__(server)
-        self.clock = ManualClock()
+        self.clock: ManualClock = ManualClock()
         self.admin = self.open()
         self.inspector = self.admin._inspector
 
@@ -207,7 +207,7 @@ RAISE = [Verb.RETRY, Verb.RESUME]
 
 def ready(rig: Rig) -> list[tuple[Record, bytes]]:
     """What waits, in the order in which it is fetched; it is gone then."""
-    found = []
+    found: list[tuple[Record, bytes]] = []
     while True:
         try:
             job = rig.raw.reserve(0)

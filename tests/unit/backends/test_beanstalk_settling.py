@@ -14,7 +14,7 @@ from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
 from jobpool.message.envelope import MAX_BODY_BYTES
-from jobpool.message.settlement import Abandon, Ack, Nack, Settled
+from jobpool.message.settlement import Abandon, Ack, Nack, Settled, Settlement
 from jobpool_backends.beanstalk.connection import Held
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
 from jobpool_backends.beanstalk.settle import Call
@@ -90,8 +90,8 @@ def test_in_drain_mode_what_needs_no_copy_is_done_and_the_rest_is_told(drained: 
     with pytest.raises(BackendUnavailable, match=r"drain mode.*Restart it, or name another server"):
         backend.enqueue(a_job())
     leases = backend.fetch_many(QUEUE, limit=4)
-    assert len(leases) == 4
-    call = [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Ack()), (leases[3], Abandon("failed"))]
+    verbs: list[Settlement] = [Ack(), Nack(), Ack(), Abandon("failed")]
+    call = list(zip(leases, verbs, strict=True))
     for answer in (Settled.OK, Settled.ALREADY):
         with pytest.raises(WriteRefused, match="drain mode") as refused:
             backend.settle_many(call, call_id="call")

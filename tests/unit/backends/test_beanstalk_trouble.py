@@ -62,7 +62,7 @@ def test_answers_like_any_other_are_no_trouble() -> None:
 
 
 def test_what_is_read() -> None:
-    for url, options, address in [
+    cases: list[tuple[str, dict[str, object], Address]] = [
         ("beanstalk://localhost", {}, Address("localhost")),
         ("beanstalk://localhost/", {}, Address("localhost")),
         ("beanstalk://10.0.0.1:11301", {}, Address("10.0.0.1", 11301)),
@@ -72,7 +72,8 @@ def test_what_is_read() -> None:
         ("beanstalk://h?ttr=90", {"ttr": 5}, Address("h", ttr=5)),
         ("beanstalk://h", {"ttr": 0.1, "connect_timeout": 1}, Address("h", ttr=1, connect_timeout=1)),
         ("beanstalk://h?ttr=29.5", {}, Address("h", ttr=30)),
-    ]:
+    ]
+    for url, options, address in cases:
         assert read_address(url, options) == address, url
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import cast
 
 import pytest
 from support.claims import claim, post
@@ -12,6 +13,7 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
+from jobpool_backends.memory.keys import MemoryKeys
 from jobpool_backends.memory.values import Expiries, Expiring
 
 
@@ -41,7 +43,7 @@ def test_what_has_ended_takes_no_room() -> None:
     places = backend._store.places
     assert (len(places.done._values), len(places._starts), len(places._held)) == (1, 1, 0)
     assert (len(backend._store.acked._values), len(backend._store.unique)) == (0, 1)
-    assert backend.keys._records._values == {}
+    assert cast(MemoryKeys, backend.keys)._records._values == {}
 
 
 def test_leases_that_were_reaped_leave_no_places() -> None:

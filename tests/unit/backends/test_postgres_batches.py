@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -262,20 +263,20 @@ def costs(found: Any) -> dict[str, int]:
 
     for number in range(3):
         name = f"{len(callbacks(backend))}-{number}-{id(found)}"
-        measure("open", lambda name=name: opened(backend, name, queue=QUEUE))
-        measure("open nested", lambda name=name: opened(backend, f"{name}-inner", name))
-        measure("join", lambda name=name: backend.enqueue_many(numbered(8, batch=name)))
+        measure("open", partial(opened, backend, name, queue=QUEUE))
+        measure("open nested", partial(opened, backend, f"{name}-inner", name))
+        measure("join", partial(backend.enqueue_many, numbered(8, batch=name)))
         leases = backend.fetch_many(QUEUE, limit=6, ttl=100.0)
-        measure("members", lambda name=name: backend.batches.members(name, 5))
-        measure("get", lambda name=name: backend.batches.get(name))
-        measure("ack", lambda leases=leases: backend.settle_many([(lease, Ack()) for lease in leases[:4]]))
-        measure("abandon", lambda leases=leases: backend.abandon(leases[4], "failed"))
-        measure("forfeit", lambda leases=leases: backend.forfeit(leases[5], "SIGSEGV"))
+        measure("members", partial(backend.batches.members, name, 5))
+        measure("get", partial(backend.batches.get, name))
+        measure("ack", partial(backend.settle_many, [(lease, Ack()) for lease in leases[:4]]))
+        measure("abandon", partial(backend.abandon, leases[4], "failed"))
+        measure("forfeit", partial(backend.forfeit, leases[5], "SIGSEGV"))
         measure("reap", lambda: backend.reap(QUEUE, ReapPolicy(max_crashes=0)))
         measure("cancel", lambda: backend.bulk(left, Verb.CANCEL, limit=1))
         measure("delete", lambda: backend.bulk(left, Verb.DELETE, limit=3))
-        measure("close", lambda name=name: backend.batches.close(name))
-        measure("end", lambda name=name: backend.batches.close(f"{name}-inner"))
+        measure("close", partial(backend.batches.close, name))
+        measure("end", partial(backend.batches.close, f"{name}-inner"))
         measure("sweep", lambda: backend._database.value("sweep", 100))
         backend.bulk(left, Verb.DELETE)
     assert math.isfinite(sum(pages.values()))

@@ -20,7 +20,7 @@ from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted, HeldClaim
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound, LeaseLost
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Ack, Nack, Release
+from jobpool.message.settlement import Ack, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend, claims, in_transaction
 from jobpool_backends.postgres.schema import PAGE_BYTES, TIDY_LIMIT
 from jobpool_backends.postgres.wait import channel
@@ -283,7 +283,7 @@ def pop_some(backend: PostgresBackend, choice: random.Random) -> list[str]:
 
 def fetch_some(backend: PostgresBackend, choice: random.Random) -> list[str]:
     leases = backend.fetch_many(QUEUE, limit=choice.randint(1, 8), ttl=60.0)
-    ways = [choice.choice([Ack(), Release(), Nack()]) for _ in leases]
+    ways: list[Settlement] = choice.choices([Ack(), Release(), Nack()], k=len(leases))
     assert all(backend.settle_many(list(zip(leases, ways, strict=True))))
     return [lease.id for lease, way in zip(leases, ways, strict=True) if isinstance(way, Ack)]
 
@@ -318,10 +318,10 @@ def test_claiming_costs_the_same_while_a_long_transaction_keeps_the_past(kind: s
         rig.within(connection, "SELECT count(*) FROM {schema}.messages")
         explainer = explained(rig)
         backend, costs = explainer.backend, []
+        held: list[HeldClaim] = []
         for _ in range(120):
-            held: list[HeldClaim] = []
-            costs.append(explainer.pages(lambda held=held: held.append(claim(backend, 20)), alone=False))
-            backend.claims.delete_many(QUEUE, ids(held[0].messages), held[0].id)
+            costs.append(explainer.pages(lambda: held.append(claim(backend, 20)), alone=False))
+            backend.claims.delete_many(QUEUE, ids(held[-1].messages), held[-1].id)
         early, late = min(costs[5:15]), max(costs[-10:])
         assert late < early * 1.5 + 200  # as many as the floor may be behind
         assert floors(rig)[-1 if kind == "post" else 5] > 1800

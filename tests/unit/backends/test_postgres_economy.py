@@ -7,6 +7,7 @@ any of these: who raises one here slows all of them down.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from postgres_explained import Explained, explained, trips
@@ -94,7 +95,7 @@ def test_an_ack_reads_no_more_where_much_is_leased() -> None:
         rig.ask("VACUUM ANALYZE {schema}.messages")
         found = explained(rig)
         leases = some_leases(found.backend)
-        ack = lambda: settle(Ack(), 5)(found.backend, leases)  # noqa: E731
+        ack = partial(settle(Ack(), 5), found.backend, leases)
         ack()  # the first time plans, and looks at the catalogue
         few = found.pages(ack)
         found.backend.enqueue_many(numbered(2000))

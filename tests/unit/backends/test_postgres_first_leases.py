@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -223,8 +225,8 @@ def test_nobody_takes_changes_or_removes_what_is_in_a_first_lease(rig: Rig, back
     for verb in (Verb.DELETE, Verb.CANCEL):
         assert backend.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING,)), verb) == 0
     places = rig.ask("SELECT ctid::text, seq FROM {schema}.messages")
-    for verb in ("discard", "cancel", "retry", "resume"):
-        sql = f"SELECT {{schema}}.{verb}(%s::text[]::tid[], %s::bigint[])"
+    for name in ("discard", "cancel", "retry", "resume"):
+        sql = f"SELECT {{schema}}.{name}(%s::text[]::tid[], %s::bigint[])"
         assert rig.ask(sql, [place for place, _ in places], [seq for _, seq in places]) == [(0,)]
     end(backend, leases, Ack())
 
@@ -298,11 +300,9 @@ def test_a_lease_is_found_by_its_number_whatever_was_there_when_it_was_planned()
         for number in range(3):
             found = early if number < 2 else explained(rig)
             leases = found.backend.fetch_many(QUEUE, limit=20, ttl=600.0)
-            calls = [lambda found=found, leases=leases: found.backend.renew_many(leases, 600.0)]
-            calls += [
-                lambda found=found, some=leases[place::5], way=way: end(found.backend, some, way)
-                for place, way in enumerate((Nack(600.0), Release(600.0), Abandon("x"), Forfeit("x"), Ack()))
-            ]
+            calls: list[Callable[[], object]] = [partial(found.backend.renew_many, leases, 600.0)]
+            ways: list[Settlement] = [Nack(600.0), Release(600.0), Abandon("x"), Forfeit("x"), Ack()]
+            calls += [partial(end, found.backend, leases[place::5], way) for place, way in enumerate(ways)]
             for call in calls:
                 assert found.pages(call) < 600
                 check_plans(found, "settle")

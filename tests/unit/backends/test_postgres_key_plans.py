@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -85,7 +86,7 @@ def costs(found: Explained) -> dict[str, int]:
         name = f"begin, {answer.value}"
         while name in pages:
             name += " again"
-        measure(name, lambda guards=guards, answer=answer: ask(found, guards(), answer))
+        measure(name, partial(lambda guards, answer: ask(found, guards(), answer), guards, answer))
     keys.put_records("mine", {f"key-{number}": b"x" for number in range(30)}, 60.0)
     keys.append_log("mine", [("nightly", b"x")] * 30, 100)
     for name, step in steps(found).items():

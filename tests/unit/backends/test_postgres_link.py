@@ -332,7 +332,7 @@ def test_a_dead_lock_is_tried_again(rig: Rig, counter: Database) -> None:
     everybody = threading.Barrier(2)
     tries = []
 
-    def add(order: str) -> None:
+    def add(order: tuple[str, str]) -> None:
         first, second = order
 
         def work(link: Connection) -> None:
@@ -345,7 +345,7 @@ def test_a_dead_lock_is_tried_again(rig: Rig, counter: Database) -> None:
 
         counter.transaction(work)
 
-    together(2, lambda number: add(("ab", "ba")[number]))
+    together(2, lambda number: add((("a", "b"), ("b", "a"))[number]))
     assert rig.ask("SELECT value FROM {schema}.numbers ORDER BY name") == [(2,), (2,)]
     assert len(tries) > 2
 

@@ -73,7 +73,7 @@ def costs(found: Explained) -> dict[str, int]:
     for states in STATES:
         for queue in (QUEUE, None):
             where = MessageFilter(queue=queue, states=states)
-            measure(f"list {queue} {states}", lambda where=where: backend.list_messages(where, limit=20))
+            measure(f"list {queue} {states}", partial(backend.list_messages, where, limit=20))
     measure("inspect", lambda: backend.inspect("0-7"))
     measure("count", lambda: backend.count(MessageFilter(queue=QUEUE), cap=20))
     return pages
@@ -96,11 +96,11 @@ def settle_each_way(found: Explained, pages: dict[str, int]) -> None:
     backend = found.backend
     for _ in range(2):
         leases = backend.fetch_many(QUEUE, limit=70, ttl=500.0)
-        pages["renew"] = found.pages(lambda leases=leases: backend.renew_many(leases, 500.0))
+        pages["renew"] = found.pages(partial(backend.renew_many, leases, 500.0))
         check_plans(found, "renew")
         for place, (name, settlement) in enumerate(SETTLEMENTS.items()):
             batch = [(lease, settlement) for lease in leases[place::7]]
-            pages[name] = found.pages(lambda batch=batch: backend.settle_many(batch))
+            pages[name] = found.pages(partial(backend.settle_many, batch))
             check_plans(found, name)
         pages["reap"] = found.pages(lambda: backend.reap(QUEUE))
         check_plans(found, "reap")
@@ -131,7 +131,7 @@ def test_bulk_verbs_read_what_they_change(many: tuple[Rig, Explained]) -> None:
     cases = [(waiting, Verb.CANCEL), (dead, Verb.RETRY), (dead, Verb.RESUME), (dead, Verb.DELETE), (given, Verb.DELETE)]
     for where, verb in cases:
         found.backend.bulk(where, verb, limit=2)  # the first time looks at the catalogue
-        assert found.pages(lambda where=where, verb=verb: found.backend.bulk(where, verb, limit=2)) < 100
+        assert found.pages(partial(found.backend.bulk, where, verb, limit=2)) < 100
         check_plans(found, "bulk")
 
 

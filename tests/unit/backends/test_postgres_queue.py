@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -19,7 +19,7 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
-from jobpool_backends.postgres import PostgresBackend, enqueue, inspect
+from jobpool_backends.postgres import PostgresBackend, enqueue, inspect, schema
 from jobpool_backends.postgres import leases as leases_module
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
 
@@ -209,11 +209,11 @@ def test_a_settlement_waits_for_a_renewal_that_is_under_way(
 
 def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: PostgresBackend) -> None:
     backend.enqueue_many(numbered(3))
-    where = MessageFilter(queue=QUEUE)
-    found = list(backend._inspector.search(where, limit=3))
+    inspector = cast(inspect.Inspector, backend._inspector)
+    found = list(inspector.search(MessageFilter(queue=QUEUE), limit=3))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.release(lease)
-    assert backend._inspector._change(Verb.DELETE, found) == 2
+    assert inspector._change(Verb.DELETE, found) == 2
     assert [message.id for message in backend.list_messages()] == [lease.id]
 
 
@@ -340,7 +340,7 @@ def test_floors_lose_nothing_whatever_commits_when(rig: Rig, backend: PostgresBa
         chance = random.Random(number)
         while time.monotonic() < over:
             leases = backend.fetch_many(QUEUE, limit=chance.randrange(1, 12))
-            ways: list[Settlement] = [chance.choice([Ack(), Ack(), Ack(), Release()]) for _ in leases]
+            ways: list[Settlement] = chance.choices([Ack(), Ack(), Ack(), Release()], k=len(leases))
             answers = backend.settle_many(list(zip(leases, ways, strict=True)))
             assert all(answers)
             acked.extend(lease.id for lease, way in zip(leases, ways, strict=True) if isinstance(way, Ack))
@@ -548,7 +548,7 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     monkeypatch: pytest.MonkeyPatch, backend: PostgresBackend, share: int
 ) -> None:
     """Whatever number of messages each statement looks at."""
-    monkeypatch.setattr(inspect.schema, "WINDOW", share)
+    monkeypatch.setattr(schema, "WINDOW", share)
     jobs = [
         a_job(number, queue=f"q{number % 3}", handler="rare" if number % 41 == 0 else "usual") for number in range(900)
     ]

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from postgres_rig import Rig
@@ -38,7 +39,7 @@ def test_the_docstring_tells_of_the_columns_and_states_of_messages_and_of_every_
     section = told.partition("`messages`: ")[2].partition("Its indexes")[0]
     assert not [name for name in columns if not re.search(rf"\b{name}\b", section)]
     sql = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND tablename = 'messages'"
-    indexes = dict(rig.ask(sql, rig.schema))
+    indexes: dict[str, str] = dict(rig.ask(sql, rig.schema))
     listed = dict(re.findall(r"^    (messages_\w+)\s+\((.*?)\)", told, flags=re.MULTILINE))
     assert listed == {name: re.search(r"USING btree \((.*?)\)", sql)[1] for name, sql in indexes.items()}  # type: ignore[index]
     numbers = (schema.WAITING, schema.DELAYED, schema.LEASED, schema.DEAD)
@@ -47,7 +48,7 @@ def test_the_docstring_tells_of_the_columns_and_states_of_messages_and_of_every_
 
 def test_every_function_that_the_package_calls_has_the_settings_that_keep_its_plans(rig: Rig) -> None:
     """But for those that have nothing to plan; a function without them runs under the settings of its caller."""
-    functions = dict(rig.ask(_FUNCTIONS, rig.schema))
+    functions: dict[str, Any] = dict(rig.ask(_FUNCTIONS, rig.schema))
     source = "".join(module.read_text() for module in Path(schema.__file__).parent.glob("*.py"))
     called = {*inspect._CHANGES.values(), *re.findall(r"\{schema\}+\.([a-z_]+)\(", source)}
     called |= set(re.findall(r'(?:call|value|calling)\(\s*"(\w+)"', source))
@@ -89,7 +90,7 @@ def test_a_message_has_a_lease_when_it_is_leased_and_a_death_when_it_is_dead(rig
 
 def test_every_table_is_swept_early_and_never_cut_under_a_lock_that_stops_all(rig: Rig) -> None:
     sql = "SELECT relname, reloptions::text FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r'"
-    options = dict(rig.ask(sql, rig.schema))
+    options: dict[str, Any] = dict(rig.ask(sql, rig.schema))
     assert all("vacuum_truncate=off" in options[name] for name in options if name != "migrations")
     for name in ("messages", "calls", "ended"):
         assert "autovacuum_vacuum_scale_factor=0.02" in options[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 from redis_rig import Rig, take
@@ -114,10 +115,10 @@ def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(ri
     costs = []
     for count in (10, 100):
         jobs = [a_job(number, batch=BATCH) for number in range(count)]
-        added = rig.spent(lambda jobs=jobs: backend.enqueue_many(jobs))
-        plain = rig.spent(lambda count=count: backend.enqueue_many(numbered(count, priority=9)))
+        added = rig.spent(partial(backend.enqueue_many, jobs))
+        plain = rig.spent(partial(backend.enqueue_many, numbered(count, priority=9)))
         acks = [(lease, Ack()) for lease in take(backend, count)]
-        settled = rig.spent(lambda acks=acks: backend.settle_many(acks))
+        settled = rig.spent(partial(backend.settle_many, acks))
         costs.append((added - plain, settled))
         backend.bulk(MessageFilter(), Verb.DELETE)
     (few, few_settled), (many, many_settled) = costs

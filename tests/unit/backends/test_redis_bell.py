@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from redis_rig import Rig, take
@@ -57,7 +58,7 @@ def test_a_fetch_that_leaves_something_behind_wakes_the_next(rig: Rig, executor:
     producer = rig.open()
     producer.enqueue_many(numbered(3))
     for count in (1, 2, 3):
-        wait_until(lambda count=count: sum(wait.done() for wait in waits) >= count)
+        wait_until(partial(lambda count: sum(wait.done() for wait in waits) >= count, count))
         assert len(take(producer)) == 1
     assert [wait.result() for wait in waits] == [QUEUE] * 3
     assert rig.holds("bell") == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 from redis_rig import Rig, take
@@ -15,6 +16,7 @@ from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound
 from jobpool.message.settlement import Ack, Settled
+from jobpool_backends.redis.inspect import Inspector
 
 ID = "0123456789abcdef" * 2
 
@@ -116,10 +118,11 @@ def test_a_late_settlement_is_told_how_things_are(turned: Rig) -> None:
 
 def test_a_bulk_that_saw_a_message_before_its_claim_leaves_it_alone(rig: Rig) -> None:
     backend = rig.open()
+    inspector = cast(Inspector, backend._inspector)
     post(backend)
-    rows = list(backend._inspector.search(MessageFilter(queue=QUEUE)))
+    rows = list(inspector.search(MessageFilter(queue=QUEUE)))
     held = claim(backend)
-    assert backend._inspector._change(rows, Verb.DELETE) == 0
+    assert inspector._change(rows, Verb.DELETE) == 0
     assert len(backend.claims.get(QUEUE, held.id).messages) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from redis_rig import Rig, take
@@ -198,7 +199,7 @@ FEW_POSTS, MANY_POSTS = 60, 2000
 """Messages; a twentieth as many claims."""
 
 
-def post_some(backend: RedisBackend, count: int, **fields: float) -> list[str]:
+def post_some(backend: RedisBackend, count: int, **fields: Any) -> list[str]:
     return backend.claims.post(QUEUE, [a_post(**fields) for _ in range(count)])
 
 
@@ -267,7 +268,7 @@ def test_a_message_costs_its_share_of_a_claim(rig: Rig) -> None:
     """20 messages are claimed, renewed and deleted with the commands of one, and a look at the length of each body."""
     backend = rig.open()
     post_some(backend, 100)
-    handled = [rig.spent(lambda limit=limit: handle(backend, limit)) for limit in (1, 1, 20)]
+    handled = [rig.spent(partial(handle, backend, limit)) for limit in (1, 1, 20)]
     assert handled[2] - handled[1] == Counter(hstrlen=2 * 19)
     assert handled[2].total() < 60 + 2 * 20
 

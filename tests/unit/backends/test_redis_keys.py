@@ -31,17 +31,17 @@ def documented() -> dict[str, str]:
 
 def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> None:
     backend = rig.open(dead_max=1)
-    given = [a_job(identifier=f"order-{number}") for number in range(6)]
-    backend.enqueue_many([*given, a_job(scheduled_at=at(2e9 * 2))])
+    given = [f"order-{number}" for number in range(6)]
+    backend.enqueue_many([*(a_job(identifier=ident) for ident in given), a_job(scheduled_at=at(2e9 * 2))])
     leases = take(backend, 5)
-    waiter = Thread(target=lambda: backend.wait_ended([leases[0].id, given[5].identifier], 0.5))
+    waiter = Thread(target=lambda: backend.wait_ended([leases[0].id, given[5]], 0.5))
     waiter.start()
     wait_until(lambda: rig.call("EXISTS", rig.key("awaited")))
     kept = Ack(result=Kept(b"record", 60.0))
     backend.settle_many([(leases[0], kept), (leases[1], Abandon("failed", "boom")), (leases[2], Abandon("failed"))])
     backend.settle_many([(leases[3], Forfeit("SIGSEGV"))])
     waiter.join()
-    backend.wait_ended([given[5].identifier], 0.01)
+    backend.wait_ended([given[5]], 0.01)
     guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 9),))
     assert backend.keys.begin_many([(leases[4], guards)])[0]
     backend.keys.first_run(QUEUE, "order-18")

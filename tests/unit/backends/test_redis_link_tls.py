@@ -114,7 +114,7 @@ def test_our_certificate_where_it_is_wanted(certificates: Certificates, port: in
 
 def test_tls_is_spoken_where_it_is_wanted_and_nowhere_else(port: int) -> None:
     for url, kinds, text in [
-        (f"redis://:{PASSWORD}@localhost:{port}", BackendUnavailable, "if the port wants TLS, write rediss://"),
+        (f"redis://:{PASSWORD}@localhost:{port}", (BackendUnavailable,), "if the port wants TLS, write rediss://"),
         (
             f"rediss://:{PASSWORD}@localhost:{shared_redis().port}",
             (BackendUnavailable, ConfigurationError),

@@ -25,7 +25,7 @@ from jobpool import Jobs, open_backend
 from jobpool.broker.packing import pack_all
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.redis.address import Address, read_address
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.connections import Link, Script, ServerLink
@@ -73,7 +73,7 @@ def test_a_wrong_or_missing_password(start: Start) -> None:
     server = start(requirepass=PASSWORD)
     for fields in ({"password": "wrong-" + PASSWORD}, {"username": "nobody", "password": PASSWORD}):
         with linked(server, **fields) as link:
-            text = told(ConfigurationError, lambda link=link: link.call("PING"))
+            text = told(ConfigurationError, partial(link.call, "PING"))
             assert "refuses this password or user name: mend them" in text
     with linked(server) as link:
         for call in (
@@ -90,12 +90,13 @@ def test_a_wrong_or_missing_password(start: Start) -> None:
 
 
 def test_a_password_that_nobody_asked_for_and_a_database_that_there_is_not() -> None:
-    for fields, text in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"password": PASSWORD}, "has no password set, yet one was given"),
         ({"db": 99}, "no database of this number: choose one below"),
-    ]:
+    ]
+    for fields, text in cases:
         with linked(shared_redis(), **fields) as link:
-            assert text in told(ConfigurationError, lambda link=link: link.call("PING"))
+            assert text in told(ConfigurationError, partial(link.call, "PING"))
 
 
 def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
@@ -144,7 +145,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         (Endpoint(path=str(tmp_path / "no.sock")), "no.sock is not there: start Redis"),
         (Endpoint(path=str(none)), "redis.sock refuses connections: nothing"),
     ]:
-        assert text in told(BackendUnavailable, lambda place=place: ServerLink(place).call("PING"))
+        assert text in told(BackendUnavailable, partial(ServerLink(place).call, "PING"))
 
 
 def test_something_else_listens_at_this_port() -> None:
@@ -560,7 +561,7 @@ def test_no_job_is_lost_or_doubled_while_a_user_lacks_a_command(start: Start, re
         leases = twice(lambda: backend._fetch(QUEUE, 20, 30.0, "one")) or backend.fetch_many(QUEUE, limit=20)
         by_id = {lease.id: lease for lease in leases}
         assert sorted(by_id) == sorted([plain.id, *names, "due"])
-        settlements = {
+        settlements: dict[str, Settlement] = {
             plain.id: Release(0.0),
             "acked": Ack((a_job("follow-up"),)),
             "failed": Nack(0.0, "boom"),

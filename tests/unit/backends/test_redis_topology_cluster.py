@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 from redis_rig import linked
@@ -312,12 +313,9 @@ def test_a_replica_takes_over_from_a_master_that_is_gone(tmp_path_factory: pytes
             link.run(ADD, [some[0]], [1])
 
         for key in some:  # the others stop for a moment too, when they learn of it
-            wait_until(
-                lambda key=key: unless_away(lambda: link.run(ADD, [key], [1])), 30.0, "the replica has taken over"
-            )
-            wait_until(
-                lambda key=key: unless_away(lambda: int(link.call("GET", key)) >= 2), 30.0, "it tells what it has"
-            )
+            wait_until(partial(unless_away, partial(link.run, ADD, [key], [1])), 30.0, "the replica has taken over")
+            told = partial(lambda key: int(link.call("GET", key)) >= 2, key)
+            wait_until(partial(unless_away, told), 30.0, "it tells what it has")
         wait_until(lambda: unless_away(lambda: [link.wait_pop(bells(some), 0.01)]) == [None], 30.0, "no bell rings")
 
 

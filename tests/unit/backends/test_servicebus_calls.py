@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError, WriteRefused
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.servicebus import ServiceBusBackend, internals
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.queue_client import PREFETCH_KEPT_S
@@ -277,7 +277,7 @@ def test_what_an_earlier_connection_received_is_settled_by_its_lock(
     backend.enqueue_many([a_job(queue, number) for number in range(5)])
     leases = fetch_all(backend, queue)
     peer.control.drop_connections()
-    verbs = [Ack(), Nack(), Abandon("rejected"), Release(), Forfeit("x")]
+    verbs: list[Settlement] = [Ack(), Nack(), Abandon("rejected"), Release(), Forfeit("x")]
     assert backend.settle_many(list(zip(leases, verbs, strict=True))) == [Settled.OK] * 5
     after = counts(peer, queue)
     assert (after.ready, after.locked, after.dead) == (3, 0, 1)
@@ -312,7 +312,7 @@ def test_a_call_that_broke_off_says_how_many_jobs_of_all_its_queues_were_sent(
 def test_a_queue_that_takes_no_copies_holds_up_no_ack(peer: PeerThread, backend: ServiceBusBackend, queue: str) -> None:
     backend.enqueue_many([a_job(queue) for _ in range(3)])
     leases = fetch_all(backend, queue)
-    work = list(zip(leases, (Ack(), Nack(error="boom"), Ack()), strict=True))
+    work: list[tuple[JobLease, Settlement]] = list(zip(leases, (Ack(), Nack(error="boom"), Ack()), strict=True))
     peer.control.fail("send", "amqp:resource-limit-exceeded", times=100)
     with pytest.raises(WriteRefused, match="is full") as refused:
         backend.settle_many(work, call_id="full")

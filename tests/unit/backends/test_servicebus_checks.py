@@ -40,14 +40,15 @@ def test_good_settings_are_told_and_none_is_bad() -> None:
 
 
 def test_each_setting_that_can_lose_something_is_told_with_its_mend() -> None:
-    for changed, check, level, word in [
+    cases: list[tuple[dict[str, Any], str, Level, str]] = [
         ({"status": "Disabled"}, "servicebus.queue", Level.PROBLEM, "is Disabled"),
         ({"sessions": True}, "servicebus.queue", Level.PROBLEM, "requires sessions"),
         ({"lock": 30.0}, "servicebus.lock", Level.PROBLEM, "says 60 s"),
         ({"deliveries": 10}, "servicebus.deliveries", Level.WARNING, "MaxDeliveryCount 10"),
         ({"ttl": 3600.0}, "servicebus.expiry", Level.PROBLEM, "vanish unseen"),
         ({"duplicates": 0.0}, "servicebus.duplicates", Level.NOTE, "not detected"),
-    ]:
+    ]
+    for changed, check, level, word in cases:
         finding = found(replace(GOOD, **changed))[check]
         assert finding.level is level, changed
         assert word in str(finding), changed

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from azure.servicebus._pyamqp.aio import Connection
@@ -53,7 +53,7 @@ SHORT = 0.2
 """Seconds after which a reply that was lost, or a stall, is followed by something else."""
 
 
-def together(*calls: Callable[[], T]) -> list[T]:
+def together(*calls: Callable[[], Any]) -> list[Any]:
     """`patiently` with each, at the same time: to open a connection takes half a second."""
     with ThreadPoolExecutor(len(calls)) as executor:
         return list(executor.map(patiently, calls))

@@ -105,6 +105,7 @@ def test_a_forked_process_loses_nothing_when_its_parent_closes_and_others_come_a
 def test_waiters_neither_hold_up_a_fork_nor_miss_what_comes_after_it(path: Path, open_sqlite: Open) -> None:
     backend = open_sqlite(timeout=30.0)
     ident = backend.enqueue(a_job())
+    assert backend._results
     backend._results.wait([ident], 0.0)  # its listener is kept for the next wait
     found: list[str | None] = []
     waiter = threading.Thread(target=lambda: found.append(backend.wait_any(["nothing", "later"], 30.0)))

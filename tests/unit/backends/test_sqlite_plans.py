@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from support.jobs import QUEUE, a_job, at, numbered
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Begin, Guards, Hold, Rate
-from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release
+from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release, Settlement
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import SqliteBackend
 
@@ -103,7 +104,7 @@ def settle_each_way(backend: SqliteBackend, clock: ManualClock) -> None:
     backend.enqueue_many([*numbered(5), a_job(identifier="given")])
     leases = backend.fetch_many(QUEUE, limit=10)
     backend.renew_many(leases, 30.0)
-    verbs = [Ack(), Nack(), Abandon("x"), Release(), Nack(5.0), Ack((a_job(),)), Ack(), Ack(), Ack(), Ack()]
+    verbs: list[Settlement] = [Ack(), Nack(), Abandon("x"), Release(), Nack(5.0), Ack((a_job(),)), *[Ack()] * 4]
     assert all(backend.settle_many(list(zip(leases, verbs, strict=True))))
 
 
@@ -123,7 +124,7 @@ def guard_some(backend: SqliteBackend, clock: ManualClock) -> None:
     answers = backend.keys.begin_many(asked)
     assert [answer.answer for answer in answers] == [Begin.GRANTED] * 3 + [Begin.LIMITED] * 2
     backend.keys.holders("mails", "queue")
-    verbs = [Ack(), Release(begun=False), Move("others"), Nack(), Ack()]
+    verbs: list[Settlement] = [Ack(), Release(begun=False), Move("others"), Nack(), Ack()]
     settlements = [(lease.guarded(guards), verb) for (lease, guards), verb in zip(asked, verbs, strict=True)]
     assert all(backend.settle_many(settlements))
     backend.bulk(MessageFilter(queue="mails"), Verb.DELETE)
@@ -166,8 +167,8 @@ def look(backend: SqliteBackend, clock: ManualClock) -> None:
             page = backend.list_messages(MessageFilter(queue=queue, states=states), limit=20)
             backend.list_messages(MessageFilter(queue=queue, states=states), after=page[-1].cursor, limit=20)
     for held in (False, True):
-        page = backend.claims.list_free(QUEUE, limit=20, claimed=held)
-        backend.claims.list_free(QUEUE, limit=20, claimed=held, after=page[-1].cursor)
+        free = backend.claims.list_free(QUEUE, limit=20, claimed=held)
+        backend.claims.list_free(QUEUE, limit=20, claimed=held, after=free[-1].cursor)
     claims = backend.claims.list_claims(QUEUE, limit=20)
     backend.claims.list_claims(QUEUE, limit=20, after=claims[-1].id)
     backend.claims.stats(QUEUE)
@@ -312,6 +313,6 @@ def test_the_cost_grows_neither_with_claims_nor_with_messages(
             WORK[name](backend, clock)  # the first time prepares statements
             clock.advance(700.0)  # ids that were given are forgotten
             backend.keys.forget(QUEUE, "any")  # it sweeps
-            costs.append(instructions(backend, lambda backend=backend, clock=clock: WORK[name](backend, clock)))
+            costs.append(instructions(backend, partial(WORK[name], backend, clock)))
     few, many = costs
     assert many <= few * 1.5 + 5 * OPCODES

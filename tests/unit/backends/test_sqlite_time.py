@@ -18,7 +18,7 @@ from jobpool.message.guards import Begin, Guards, Hold
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT
-from jobpool_backends.sqlite.inspect import STATS_CAP
+from jobpool_backends.sqlite.schema import STATS_CAP
 from jobpool_backends.sqlite.step import this_boot
 
 Open = Callable[..., SqliteBackend]

@@ -343,7 +343,7 @@ def test_a_file_that_somebody_else_prepares_between_two_looks_is_ours(tmp_path: 
 
         statements = 0
 
-        def execute(self, *words: Any) -> sqlite3.Cursor:  # type: ignore[override]
+        def execute(self, *words: Any) -> sqlite3.Cursor:
             self.statements += 1
             if self.statements == 2:
                 SqliteBackend(path).close()

@@ -215,7 +215,7 @@ def test_a_turn_that_comes_in_the_moment_of_giving_up_is_passed_on(
 ) -> None:
     leave = Turns._leave
 
-    def leave_late(turns: Turns, turn: turns._Turn) -> None:  # type: ignore[name-defined]
+    def leave_late(turns: Turns, turn: turns._Turn) -> None:
         if isinstance(turn.failure, NoTurn):
             wait_until(lambda: turn.transaction)
         leave(turns, turn)

@@ -254,7 +254,7 @@ def of_columns(table: Table, names: list[str]) -> list[str]:
 
 def redis_keys(url: str) -> dict[bytes, Any]:
     with closing(redis.Redis.from_url(url)) as client:
-        read: dict[bytes, Callable[[Any], Any]] = {
+        read: dict[bytes | str, Callable[[Any], Any]] = {
             b"string": client.get,
             b"hash": client.hgetall,
             b"set": client.smembers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench.rounds import Samples, interleaved, rates
 
 
@@ -12,7 +14,7 @@ def test_each_round_begins_with_another_contestant_and_samples_keep_their_order(
         turns.append(name)
         return {"rate": float(len(turns))}
 
-    samples = interleaved({name: lambda name=name: contest(name) for name in "abc"}, 2)
+    samples = interleaved({name: partial(contest, name) for name in "abc"}, 2)
 
     assert turns == ["a", "b", "c", "b", "c", "a"]
     assert rates(samples) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]}

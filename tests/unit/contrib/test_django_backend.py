@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import django
@@ -55,8 +56,8 @@ from jobpool.contrib.django.framework import (  # noqa: E402
 )
 
 
-def task(function: Any = None, **options: Any) -> Any:
-    return (lambda given: Task(func=given, **options)) if function is None else Task(func=function)
+def task(function: Any, **options: Any) -> Any:
+    return Task(func=function, **options)
 
 
 SEEN: list[Any] = []
@@ -73,7 +74,7 @@ async def later(a: int) -> int:
     return a
 
 
-@task(takes_context=True)
+@partial(task, takes_context=True)
 def attempt(context: Any, text: str = "") -> str:
     SEEN.append(context.task_result)
     return f"{text}{context.attempt}"
@@ -243,7 +244,7 @@ def test_the_signal_of_an_enqueued_task_comes_when_it_is_sent(jobs: Jobs) -> Non
 def test_what_cannot_run_is_refused_where_it_is_enqueued(jobs: Jobs) -> None:
     alias = Task(func=hidden_function)
     later_name = f"{__name__}.later"
-    for wrong, error, says in (
+    calls: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: add.enqueue(), TypeError, "add: missing a required argument: 'a'"),
         (lambda: add.enqueue(1, c=2), TypeError, "unexpected keyword argument 'c'"),
         (lambda: attempt.enqueue(1, 2), TypeError, "too many positional arguments"),
@@ -251,7 +252,8 @@ def test_what_cannot_run_is_refused_where_it_is_enqueued(jobs: Jobs) -> None:
         (lambda: renamed.enqueue(), InvalidTask, "<lambda>: nothing has this name"),
         (lambda: add.using(priority=101), InvalidTask, "between -100 and"),
         (lambda: add.using(run_after=datetime.now()), InvalidTask, "aware"),
-    ):
+    ]
+    for wrong, error, says in calls:
         with pytest.raises(error, match=says):
             wrong()
     assert jobs.stats().waiting == 0
