@@ -68,6 +68,8 @@ class Handler(Generic[P, R]):
     The other attributes are the options of `jobpool.handler`.
     """
 
+    __name__: str  # the function's, as all that `functools.wraps` copies
+
     def __init__(
         self,
         function: Callable[..., R],

@@ -33,7 +33,7 @@ def test_a_bare_decorator_takes_the_functions_name(registry: HandlerRegistry) ->
     assert isinstance(made, Handler)
     assert registry.resolve("build_report", "any") is made
     assert made.__doc__ == "Build it."
-    assert made.__name__ == "build_report"  # type: ignore[attr-defined]
+    assert made.__name__ == "build_report"
 
 
 def test_a_decorator_with_arguments_keeps_them(registry: HandlerRegistry) -> None:
