@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -467,9 +468,10 @@ def test_a_batch_that_is_made_anew_has_a_callback_of_its_own(harness: Harness, b
 
 def test_a_member_with_the_id_of_the_callback_is_refused(backend: QueueBackend) -> None:
     batch = Jobs(backend=backend).batch(on_done=JobDefinition("finish", queue=DONE, identifier="end"))
-    for add in (batch.add, lambda job: batch.add_many([job])):
+    member = a_job(identifier="end")
+    for job, add in product((member, a_job().with_then([member])), (batch.add, lambda job: batch.add_many([job]))):
         with pytest.raises(InvalidJob, match="'end' is the id of a callback of its batch"):
-            add(a_job(identifier="end"))
+            add(job)
     batch.close()
     assert callbacks(backend) == [("finish", "end")]
 

@@ -52,8 +52,9 @@ class Batch:
 
     def _member(self, job: JobDefinition | JobBuilder) -> JobDefinition:
         definition = definition_of(job)
-        if definition.identifier in self._callbacks:
-            raise InvalidJob(f"{definition.identifier!r} is the id of a callback of its batch, which would never run")
+        for job in (definition, *definition.then):
+            if job.identifier in self._callbacks:
+                raise InvalidJob(f"{job.identifier!r} is the id of a callback of its batch, which would never run")
         return definition.with_batch(self.id)
 
     def close(self) -> None:

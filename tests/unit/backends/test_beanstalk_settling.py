@@ -34,7 +34,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer]
 
 
 def test_a_copy_is_put_before_the_original_is_deleted(clients: Clients) -> None:
-    backend = clients.open()
+    backend = clients.open(ttr=77)
     backend.enqueue(a_job())
     lease = one(backend)
     before = clients.raw.stats()
@@ -42,7 +42,9 @@ def test_a_copy_is_put_before_the_original_is_deleted(clients: Clients) -> None:
     after = clients.raw.stats()
     done = {name: after[f"cmd-{name}"] - before[f"cmd-{name}"] for name in ("touch", "put", "delete")}  # type: ignore[literal-required]
     assert done == {"touch": 1, "put": 1, "delete": 1}
-    record, body = from_bytes(clients.raw.peek_delayed().body, 0)
+    copy = clients.raw.peek_delayed()
+    assert clients.raw.stats_job(copy)["ttr"] == 77
+    record, body = from_bytes(copy.body, 0)
     assert (record.id, record.attempts, record.deliveries, record.last_error) == (lease.id, 1, 1, "boom")
     assert body == lease.body
 

@@ -515,12 +515,14 @@ def test_a_password_that_is_no_text_is_refused() -> None:
 
 
 @pytest.mark.parametrize("refused", ["EXISTS", "GET", "HDEL", "HSET", "PEXPIRE", "RPUSH", "SADD", "SET", "ZADD"])
-def test_the_callback_of_a_close_that_was_cut_short_comes_when_that_is_repeated(start: Start, refused: str) -> None:
+def test_callbacks_of_a_close_that_was_cut_short_come_when_that_is_repeated(start: Start, refused: str) -> None:
     server = start()
     with linked(server) as link:
         link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
         backend = open_backend(server.url.replace("//", f"//few:{PASSWORD}@"))
-        batch = Jobs(backend=backend).batch(on_done=a_job({}))
+        parent = Jobs(backend=backend).batch(on_done=a_job({}))
+        batch = Jobs(backend=backend).batch(on_done=a_job({}), parent=parent)
+        parent.close()
         link.call("ACL", "SETUSER", "few", f"-{refused}")
         with suppress(ConfigurationError):
             batch.close()
@@ -528,7 +530,8 @@ def test_the_callback_of_a_close_that_was_cut_short_comes_when_that_is_repeated(
         for _ in range(2):
             batch.close()
         assert batch.status().has_ended
-        assert len(backend.fetch_many(QUEUE, limit=9)) == 1
+        assert parent.status().has_ended
+        assert len(backend.fetch_many(QUEUE, limit=9)) == 2
         backend.close()
 
 

@@ -79,9 +79,12 @@ def test_text_stands_for_its_utf_8_bytes() -> None:
     assert EnvelopeSigner("schlüssel").sign(b"x") == EnvelopeSigner("schlüssel".encode()).sign(b"x")
 
 
-def test_a_key_of_another_type_is_a_configuration_error() -> None:
+def test_an_empty_key_and_one_of_another_type_are_configuration_errors() -> None:
     with pytest.raises(ConfigurationError, match="a signing key is text or bytes, not int"):
         EnvelopeSigner([7])  # type: ignore[list-item]
+    for empty in ("", b"", ["good", ""]):  # not "no signing"
+        with row(empty), pytest.raises(ConfigurationError, match="a signing key is empty"):
+            EnvelopeSigner(empty)
     for keys in (7, {"key": "x"}, {"key"}, True):
         with row(keys), pytest.raises(ConfigurationError, match="signing keys are a text, or a list of texts, not "):
             EnvelopeSigner(keys)  # type: ignore[arg-type]

@@ -305,6 +305,17 @@ def test_an_empty_key_is_refused_in_the_environment(tmp_path: Path, monkeypatch:
                     default_signer(None)
 
 
+def test_a_file_without_a_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "not a fallback")
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", "keys")
+    for text in ("", "\n", " \n\t\n"):
+        Path("keys").write_text(text)
+        for read in (load().signing_keys, default_signer):
+            with row(text), pytest.raises(ConfigurationError, match="holds no key: write one a line"):
+                read()
+
+
 # --- queues -----------------------------------------------------------------------------------------------------------
 
 

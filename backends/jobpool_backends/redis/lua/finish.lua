@@ -9,6 +9,7 @@ local function finish(q)
 
     local BATCH_MEMORY = 604800000 -- ms for which a batch is known after its end
     local MAX_FAILED = 100 -- ids that are kept of a batch
+    local over = {} -- batches that end in this call
 
     -- The keys of a queue by its name. They are not among KEYS, which a single server allows.
     local function queue_named(name)
@@ -86,10 +87,7 @@ local function finish(q)
             call_back(entries, result_of(batch, total, counts, failed))
         end
         call('HSET', key, 'ended', digits(now))
-        call('HDEL', key, 'on_success', 'on_done')
-        for _, name in ipairs({'batch:', 'nested:', 'members:'}) do
-            call('PEXPIRE', shared(q, name .. batch), BATCH_MEMORY)
-        end
+        push(over, batch)
         if parent then
             note_end(parent, batch, stopped and 'cancelled' or is_failed and 'failed' or 'succeeded')
         end
@@ -125,5 +123,11 @@ local function finish(q)
         touched[batch] = nil
         count_ends(batch, ends)
         batch, ends = next(touched)
+    end
+    for _, ended in ipairs(over) do -- after all parents are told: this may be refused, and is not repeated
+        call('HDEL', shared(q, 'batch:' .. ended), 'on_success', 'on_done')
+        for _, name in ipairs({'batch:', 'nested:', 'members:'}) do
+            call('PEXPIRE', shared(q, name .. ended), BATCH_MEMORY)
+        end
     end
 end
