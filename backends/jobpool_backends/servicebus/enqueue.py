@@ -18,9 +18,10 @@ from msgspec import Struct
 
 from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
 from jobpool.message.definition import LONGEST
-from jobpool_backends.servicebus.errors import too_large
+from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.errors import explain, too_large
 from jobpool_backends.servicebus.internals import largest_message
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.records import COPY_GROWTH_BYTES, OVERHEAD_BYTES, Record, copy_id, new_record
@@ -75,9 +76,10 @@ class Producer:
         by_queue = grouped(outgoing, lambda each: each.queue)
         try:
             for queue, left in by_queue.items():
-                deadline = time.monotonic() + self._namespace.address.timeout
+                address = self._namespace.address
                 sending = self._namespace.queue(queue).sending
-                await sending.run(partial(_send_in_batches, left), deadline, patiently=patiently)
+                work = partial(_send_in_batches, left, address)
+                await sending.run(work, time.monotonic() + address.timeout, patiently=patiently)
         except BackendUnavailable as error:
             sent = len(outgoing) - sum(map(len, by_queue.values()))
             if not sent:
@@ -85,12 +87,15 @@ class Producer:
             raise type(error)(f"{error}; {sent} of {len(outgoing)} messages were sent before") from None
 
 
-async def _send_in_batches(left: list[Outgoing], sender: ServiceBusSender) -> None:
+async def _send_in_batches(left: list[Outgoing], address: Address, sender: ServiceBusSender) -> None:
     """Send these to their queue, and take off the list what was sent."""
     limit = largest_message(sender)
     messages = [_write(each, limit) for each in left]
     while left:
-        taken = await _send_batch(sender, messages[-len(left) :])
+        try:
+            taken = await _send_batch(sender, messages[-len(left) :])
+        except sdk.ServiceBusServerBusyError as error:  # a clear no, so that settlements of others need not wait
+            raise WriteRefused(str(explain(error, address, left[0].queue))) from None
         del left[:taken]
 
 

@@ -10,6 +10,7 @@ second.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import zlib
 from collections import Counter
@@ -29,6 +30,7 @@ from jobpool.message.envelope import decode
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.leases import Held, HeldLeases
 from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import Record, read
 from jobpool_backends.shared import MICRO, is_meant
 
@@ -51,6 +53,20 @@ def peek(
     while found := namespace.call(_peek(channel, first, page)):
         yield from found
         first = (found[-1].sequence_number or 0) + 1
+
+
+async def _peek_both(client: QueueClient) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
+    """Return the first messages and the first dead letters. Both at once: each may have to connect first."""
+
+    async def look(channel: Channel[ServiceBusReceiver]) -> list[ServiceBusReceivedMessage]:
+        seen: list[ServiceBusReceivedMessage] = []
+        first = 1
+        while len(seen) < MAX_STATS_MESSAGES and (found := await _peek(channel, first, PEEK_MESSAGES)):
+            seen += found
+            first = (found[-1].sequence_number or 0) + 1
+        return seen[:MAX_STATS_MESSAGES]
+
+    return await asyncio.gather(look(client.management), look(client.dead))
 
 
 async def _peek(channel: Channel[ServiceBusReceiver], first: int, most: int) -> list[ServiceBusReceivedMessage]:
@@ -126,8 +142,7 @@ class Inspector:
 
     def stats(self, queue: str) -> QueueStats:
         wall, boot = self._clock.wall(), self._clock.boot()
-        sides = (peek(self._namespace, queue, dead=dead) for dead in (False, True))
-        live, dead = (list(islice(found, MAX_STATS_MESSAGES)) for found in sides)
+        live, dead = self._namespace.call(_peek_both(self._namespace.queue(queue)))
         held = self._leases.of(queue)
         return tally([see(queue, peeked, held, wall, boot, dead=False).message for peeked in live], len(dead), wall)
 

@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 from azure.servicebus.aio import ServiceBusReceiver
 from servicebus_peer import Counts, PeerThread
+from servicebus_peer.errors import SERVER_BUSY
 from support.peers import let_go
 from support.waiting import wait_until
 
@@ -309,17 +310,20 @@ def test_a_call_that_broke_off_says_how_many_jobs_of_all_its_queues_were_sent(
     assert [backend.ack(lease) for lease in fetch_all(backend, queue)] == [Settled.OK] * 2
 
 
-def test_a_queue_that_takes_no_copies_holds_up_no_ack(peer: PeerThread, backend: ServiceBusBackend, queue: str) -> None:
+@pytest.mark.parametrize(("condition", "told"), [("amqp:resource-limit-exceeded", "is full"), (SERVER_BUSY, "is busy")])
+def test_a_queue_that_takes_no_copies_holds_up_no_ack(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str, condition: str, told: str
+) -> None:
     backend.enqueue_many([a_job(queue) for _ in range(3)])
     leases = fetch_all(backend, queue)
     work: list[tuple[JobLease, Settlement]] = list(zip(leases, (Ack(), Nack(error="boom"), Ack()), strict=True))
-    peer.control.fail("send", "amqp:resource-limit-exceeded", times=100)
-    with pytest.raises(WriteRefused, match="is full") as refused:
-        backend.settle_many(work, call_id="full")
+    peer.control.fail("send", condition, times=100)
+    with pytest.raises(WriteRefused, match=told) as refused:
+        backend.settle_many(work, call_id=told)
     assert refused.value.answers == [Settled.OK, None, Settled.OK]
     assert counts(peer, queue).locked == 1
-    with pytest.raises(WriteRefused, match="is full") as refused:
-        backend.settle_many(work, call_id="full")
+    with pytest.raises(WriteRefused, match=told) as refused:
+        backend.settle_many(work, call_id=told)
     assert refused.value.answers == [Settled.OK, None, Settled.OK], "what was done is remembered with the call"
     peer.control.heal()
     assert backend.settle_many(work[1:2]) == [Settled.OK], "what was refused is as it was"

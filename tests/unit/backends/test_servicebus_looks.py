@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported, WriteRefused
-from jobpool_backends.servicebus import bulk
+from jobpool_backends.servicebus import bulk, inspect
 from jobpool_backends.servicebus.bulk import touched
 from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, sides, tally
 
@@ -54,6 +55,20 @@ def test_a_long_queue_is_counted_as_at_least_so_many(backend: QueueBackend) -> N
     stats = backend.stats(QUEUE)
     assert (stats.waiting, stats.cap) == (MAX_STATS_MESSAGES, MAX_STATS_MESSAGES)
     assert backend.count(MessageFilter(queue=QUEUE)) == MAX_STATS_MESSAGES + 1
+
+
+def test_counts_look_at_a_queue_and_at_its_dead_letters_at_the_same_time(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = asyncio.Barrier(2)
+
+    async def peek(*_: object) -> list[object]:
+        async with asyncio.timeout(5):
+            await both.wait()  # each of them may have to connect
+        return []
+
+    monkeypatch.setattr(inspect, "_peek", peek)
+    assert backend.stats(QUEUE).waiting == 0
 
 
 def test_what_another_program_put_there_is_shown_as_it_is(backend: QueueBackend) -> None:
