@@ -539,6 +539,25 @@ def test_the_cancel_of_a_batch_spares_one_that_has_the_id_of_a_forgotten_member(
     assert known(backend, "inner").open
 
 
+def test_the_cancel_of_a_batch_waits_for_those_that_run_once_when_nothing_waits_any_more(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(backend)
+    for part in range(3):
+        leased(backend, 1, queue="busy")
+        backend.enqueue_many(numbered(700, queue=f"part{part}", batch=BATCH))
+    cancel_jobs, waiting = control._cancel_jobs, []
+
+    def look_and_cancel(*call: Any) -> Any:
+        waiting.append(backend.count(MessageFilter(states=(State.WAITING,))))
+        return cancel_jobs(*call)
+
+    monkeypatch.setattr(control, "_cancel_jobs", look_and_cancel)
+    assert control.cancel(backend, [BATCH], wait=0.0) == {BATCH: control.Cancel.ASKED}
+    assert waiting == [2100, 0]  # the first call looks for a job with this id
+    assert counts(backend) == (2103, 0, 0, 2100)
+
+
 def test_the_cancel_of_a_batch_ends_one_that_was_opened_in_it_meanwhile(
     backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,7 +251,7 @@ def test_another_client_may_settle_with_the_lease(harness: Harness) -> None:
 def test_a_lease_that_was_never_given_is_refused(backend: QueueBackend) -> None:
     lease = new_lease(backend, ttl=10.0)
     assert is_refusal(backend, backend.ack(replace(lease, owner_token="0" * 32)), Settled.NOT_OWNER)
-    never = replace(lease, token=None, owner_token="1" * 32)
+    never = replace(lease, id="0" * 16, token=None, owner_token="1" * 32)
     assert is_refusal(backend, backend.ack(never), Settled.NOT_IN_FLIGHT)
     assert backend.ack(lease) is Settled.OK
 

@@ -42,6 +42,17 @@ def test_what_is_there_is_found_at_once(harness: Harness) -> None:
 
 
 @pytest.mark.spans
+@pytest.mark.needs("chosen_ttl")
+def test_without_time_to_wait_it_names_the_first_that_has_something(harness: Harness) -> None:
+    backend = harness.open_live()
+    names = [f"q{number}" for number in range(20)]
+    backend.enqueue_many([a_job(queue=name) for name in ("q17", "q4", "q9")])
+    assert backend.wait_any(names, 0.0) == "q4"
+    assert backend.wait_any(names[::-1], 0.0) == "q17"
+    assert backend.wait_any(names[:4], 0.0) is None
+
+
+@pytest.mark.spans
 def test_an_enqueue_wakes_whoever_waits(harness: Harness) -> None:
     opener = harness.opener()
     waiting, producing = harness.keep(opener()), harness.keep(opener())

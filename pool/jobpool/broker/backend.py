@@ -227,6 +227,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Wait until one of `queues` may have something to fetch, and return it; None after `timeout` seconds.
 
+        Of several that have something now, it is the first, where leases are `Leases.OURS`.
         A hint: it may be wrong, but must not miss a message, or a delay that falls due, for longer than 0.5 s. Never a
         busy loop. None, too, and no error, within half a second of `close` in another thread.
         """

@@ -189,13 +189,15 @@ def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: 
         nested = backend.find_batch(ident)
         if nested and nested.parent == batch.id:  # not another one that has the id of a forgotten one
             found.add(_cancel_batch(backend, nested, purge, wait))
-    seen: set[str] = set()
-    while members := set(backend.batches.members(batch.id, len(seen) + PAGE_RECORDS)) - seen:
-        seen |= members
-        waiting = MessageFilter(ids=tuple(members), states=UNHELD)
-        backend.bulk(waiting, _verb(purge), limit=len(members))
-        left = members.intersection(backend.batches.members(batch.id, len(seen) + PAGE_RECORDS))
-        found.update(_cancel_jobs(backend, left, purge, wait).values())
+    tried: set[str] = set()  # that have not ended: they run
+    asked: set[str] = set()
+    while members := set(backend.batches.members(batch.id, len(tried) + len(asked) + PAGE_RECORDS)) - asked:
+        if fresh := list(members - tried)[:PAGE_RECORDS]:
+            backend.bulk(MessageFilter(ids=tuple(fresh), states=UNHELD), _verb(purge), limit=len(fresh))
+            tried = members.intersection((*tried, *fresh))
+        else:  # nothing waits any more: one wait for all that run, while which others may join
+            found.update(_cancel_jobs(backend, members, purge, wait).values())
+            asked |= members
     return Cancel.ASKED if Cancel.ASKED in found else Cancel.CANCELLED
 
 

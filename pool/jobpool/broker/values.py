@@ -288,9 +288,9 @@ class NewMessage(Struct, frozen=True):
     body: bytes
     unique_key: str | None = None  # not added when a message with this key is known in its queue: `enqueue_many`
     attempts: int = 0  # this and the next ones: set for a message that comes from another queue
-    crashes: int = 0
+    crashes: int = 0  # the last of them counts as one of now
     deliveries: int = 0
-    last_error: str | None = None
+    last_error: str | None = None  # of a `Move`, and `cause`: None leaves those that the message had
     cause: str | None = None
     batch: str | None = None  # of which it is a member; of one that is closed or has ended it is refused
 

@@ -25,6 +25,7 @@ DEATH_RETRIES = 5  # of the job that brings a death to its hooks
 DEATH_PAUSE_S, DEATH_PAUSE_FACTOR = 1.0, 8.0  # before the first retry, and each other: over an hour in all
 DEATH_TIMEOUT_S = 60.0  # of all `on_death` hooks of one death together
 HANDLER = "handler"
+GIVEN = {"before_attempt": ("ctx",), "after_attempt": ("ctx", "result"), "on_death": ("dead",)}
 
 logger = logging.getLogger("jobpool.child")
 
@@ -42,7 +43,7 @@ class Hooks:
 
     def __init__(self) -> None:
         # Kind → hooks, with kind and place of each.
-        self._hooks: dict[str, list[tuple[str, Any]]] = {"before_attempt": [], "after_attempt": [], "on_death": []}
+        self._hooks: dict[str, list[tuple[str, Any]]] = {kind: [] for kind in GIVEN}
         self.mark: Callable[[str], object] = str
         self.running = ""
         self.threads = 0
@@ -54,10 +55,18 @@ class Hooks:
     def add(self, kind: str, hook: F) -> F:
         """Add a hook, and return it. The same one from a module that is imported under two names takes its own place.
 
-        Raises `ConfigurationError`: it cannot be called, or is `async def` where that is not awaited.
+        Raises `ConfigurationError`: it cannot be called with what it is given, or is `async def` where that is not
+        awaited.
         """
         if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
             raise ConfigurationError(f"{kind} takes a plain function, not {hook!r}")
+        try:
+            inspect.signature(hook).bind(*GIVEN[kind])
+        except TypeError as error:
+            takes = ", ".join(GIVEN[kind])
+            raise ConfigurationError(f"{kind} hook {place_of(hook)} must take ({takes}): {error}") from None
+        except ValueError:
+            pass  # a builtin tells nothing
         hooks = self._hooks[kind]
         place, module = f"{kind} hook {place_of(hook)}", getattr(hook, "__module__", None)
         for number, (known, other) in enumerate(hooks):

@@ -7,9 +7,10 @@ With nothing to fetch the thread sleeps in the backend's `wait_any`. A queue tha
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
@@ -33,6 +34,7 @@ FIRST_GLANCE_S = 0.02
 look that finds nothing doubles it, up to `MAX_WAIT_S`: a limited job may run for hours."""
 
 GLANCE_TIMEOUT_S = 0.001  # seconds: a look, not a wait
+FEW_QUEUES = 4  # that are tried one by one; of the next 8, 16, … the backend is asked which has something
 WAITING = "wait"  # kind of call, for `BrokerRetry`
 
 NO_LIMITS = Limits()
@@ -72,6 +74,7 @@ class FetchThread(MasterThread):
         self._may_hurry = not limits  # else it is the loop that knows what may still run
         self._nudged = False
         self._glance = FIRST_GLANCE_S
+        self._try_all_at = -math.inf  # CLOCK_MONOTONIC seconds
         self._unanswered: dict[str, str] = {}
         self._asleep = False
         self._let_in = False  # a fetch was answered: a refusal tells of one queue, such as a reload's new one
@@ -159,8 +162,7 @@ class FetchThread(MasterThread):
     def _fetch(self, count: int) -> bool:
         """Try each queue once, in its turn, until one has something."""
         self._nudged = False
-        # First those whose last fetch was not answered: leases that it may have made run out.
-        for queue in sorted(self._weights.order(), key=lambda queue: queue not in self._unanswered):
+        for queue in self._turns():
             if self._halt.is_set():
                 return False  # each fetch from a silent broker would hold up the stop
             if self._is_paused(queue):
@@ -173,6 +175,24 @@ class FetchThread(MasterThread):
                 return True
             self._weights.found_nothing(queue)
         return False
+
+    def _turns(self) -> Iterator[str]:
+        """Yield the queues, the one whose turn it is first. Hundreds of empty ones would cost a round trip each."""
+        # First those whose last fetch was not answered: leases that it may have made run out.
+        queues = sorted(self._weights.order(), key=lambda queue: queue not in self._unanswered)
+        many, now = FEW_QUEUES, self._clock.mono()
+        if now >= self._try_all_at or self._unanswered or not self._chosen_ttl:
+            many, self._try_all_at = len(queues), now + FETCH_ANYWAY_AFTER_S
+        yield from queues[:many]
+        while (queues := queues[many:]) and not self._halt.is_set():
+            many *= 2
+            some, now = queues[:many], self._clock.mono()
+            asked = [queue for queue in some if not self._shut_for(queue, now)]
+            hint = self._ask(asked, 0.0) if asked else None
+            for queue in some[: some.index(hint) if hint in some else None]:
+                self._weights.found_nothing(queue)
+            if hint is not None:
+                yield from sorted(some, key=hint.__ne__)
 
     def _fetch_from(self, queue: str, count: int) -> int:
         """Return how many starts came of it, 1 at least for any message at all; 0: nothing, or no answer."""
@@ -219,14 +239,15 @@ class FetchThread(MasterThread):
             if self._hinted():
                 break
 
+    def _shut_for(self, queue: str, now: float) -> float:
+        """Return seconds for which nothing may be fetched from this queue."""
+        if self._is_paused(queue):
+            return MAX_WAIT_S
+        return max(self._limits.wait(queue, now), self._breakers.wait(queue, now))
+
     def _hinted(self) -> bool:
         now = self._clock.mono()
-        waits = {
-            queue: MAX_WAIT_S
-            if self._is_paused(queue)
-            else max(self._limits.wait(queue, now), self._breakers.wait(queue, now))
-            for queue in self._weights.names
-        }
+        waits = {queue: self._shut_for(queue, now) for queue in self._weights.names}
         if any(not waits.get(queue) for queue in self._unanswered):
             return True  # the pause after its failure is over
         names = [queue for queue, wait in waits.items() if not wait]
@@ -235,16 +256,16 @@ class FetchThread(MasterThread):
             return self._is_nudged(pause)
         if self._limits.may_open_early(now):
             glance, self._glance = self._glance, min(MAX_WAIT_S, 2 * self._glance)
-            return self._is_nudged(min(glance, pause)) or self._is_hinted(names, GLANCE_TIMEOUT_S)
-        return self._is_hinted(names, pause)
+            return self._is_nudged(min(glance, pause)) or self._ask(names, GLANCE_TIMEOUT_S) is not None
+        return self._ask(names, pause) is not None
 
     def _is_nudged(self, pause: float) -> bool:
         """Sleep until a queue that was shut opens; return whether one has."""
         with self._turn:
             return self._turn.wait_for(lambda: self._nudged or self._halt.is_set(), pause)
 
-    def _is_hinted(self, names: list[str], timeout: float) -> bool:
-        """Sleep in the backend; return whether it hinted at a message, or failed."""
+    def _ask(self, names: list[str], timeout: float) -> str | None:
+        """Sleep in the backend; return the queue that it hinted at, or one of them if it failed."""
         queue, trouble = None, None
         self._asleep = True
         try:
@@ -253,10 +274,10 @@ class FetchThread(MasterThread):
             trouble = error
         self._asleep = False
         if self._halt.is_set():
-            return False  # the inbox and the backend may be closed by now: see `is_leasing`
+            return None  # the inbox and the backend may be closed by now: see `is_leasing`
         if trouble is not None:
             self._broker_retry.failed(trouble, WAITING, holding=self._let_in)
-            return True
+            return names[0]
         self.answered_at = self._clock.mono()
         self._broker_retry.over(WAITING)
-        return queue is not None
+        return queue

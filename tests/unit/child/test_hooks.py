@@ -171,6 +171,12 @@ def test_what_cannot_be_a_hook_is_refused_where_it_is_registered() -> None:
             getattr(HandlerRegistry(), kind)(hook)
 
 
+@pytest.mark.parametrize("kind", ["before_attempt", "after_attempt", "on_death"])
+def test_a_hook_that_cannot_take_what_it_is_given_is_refused_where_it_is_registered(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{kind} hook .*test_hooks.py:\d+ .* must take \("):
+        getattr(HandlerRegistry(), kind)(lambda one, two, three: None)
+
+
 # --- on_death ---------------------------------------------------------------------------------------------------------
 
 RECORD = {"id": "j1", "handler": "report", "name": "report", "queue": "default", "reason": "failed", "newer": True}

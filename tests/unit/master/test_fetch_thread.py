@@ -63,6 +63,16 @@ def test_without_a_hint_nothing_is_fetched_and_with_one_it_is() -> None:
         assert backend.fetches in (3, 4)
 
 
+def test_of_many_queues_the_empty_ones_cost_no_fetch_each() -> None:
+    backend, names = CountedBackend(), [f"q{number}" for number in range(500)]
+    with fetching(backend, 2, *names) as thread:
+        wait_until(lambda: backend.waits > 0)
+        backend.fetches = 0
+        backend.enqueue(a_job(queue="q400"))
+        thread.until(ev.Leased)
+        assert backend.fetches < 10
+
+
 @pytest.mark.parametrize(
     ("limits", "want", "unseen"),
     [
