@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import psycopg
 
@@ -101,6 +102,8 @@ class Waiter:
         with self._turn:
             self._sleepers.add(sleeper)  # it hears every notification from here on
         try:
+            if timeout <= 0:  # no lying down: the next sleeper would think that it had lain, and looked again, before
+                return next((name for name, ready, *_ in self._rows(queues, _JUST_LOOK) if ready), None)
             return self._wait(tuple(queues), sleeper, give_up)
         except BackendUnavailable:
             if self._database.closed:  # here, just before a look
@@ -175,17 +178,18 @@ class Waiter:
 
     def _look(self, names: tuple[str, ...], *, asleep: bool) -> tuple[str | None, float]:
         """Return a queue that has something now, or None and the seconds until one falls due. `asleep`: be notified."""
-        sql = _LIE_DOWN_AND_LOOK if asleep else _JUST_LOOK
-        # A plan that was made while nothing was delayed, and kept, would read the whole table when a million are.
-        rows = self._database.run(sql, {"queues": list(names)}, prepare=False)
         until = MICRO
-        for name, ready, due, lain in rows:
+        for name, ready, due, lain in self._rows(names, _LIE_DOWN_AND_LOOK if asleep else _JUST_LOOK):
             if ready or lain:
                 self._quiet[names] = time.monotonic()
             if ready:
                 return name, 0.0
             until = min(until, until if due is None else due)
         return None, max(_MIN_REST_S, until / MICRO)
+
+    def _rows(self, names: Sequence[str], look: str) -> list[tuple[Any, ...]]:
+        # A plan that was made while nothing was delayed, and kept, would read the whole table when a million are.
+        return self._database.run(look, {"queues": list(names)}, prepare=False)
 
     def _quiet_for(self, names: tuple[str, ...]) -> float:
         """Return seconds since a look found something, or since we lay down: an enqueue may not have seen that."""

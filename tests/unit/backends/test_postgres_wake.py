@@ -132,6 +132,15 @@ def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: Thre
     assert min(took) < LOOK_INTERVAL_S / 5
 
 
+def test_a_look_without_time_does_not_lie_down(rig: Rig) -> None:
+    """Else a real sleeper after it finds that somebody lay there, and waits longer for what enqueues did not see."""
+    backend = rig.open()
+    backend.wait_any([QUEUE], LOOK_INTERVAL_S + 0.1)
+    rig.ask("DELETE FROM {schema}.sleepers")
+    assert backend.wait_any([QUEUE], 0.0) is None
+    assert rig.ask("SELECT count(*) FROM {schema}.sleepers") == [(0,)]
+
+
 def test_to_lie_down_waits_for_no_disk(rig: Rig) -> None:
     """After a crash nobody sleeps any more. For everything else the connection waits as before."""
     backend = rig.open()
