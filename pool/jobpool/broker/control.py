@@ -189,13 +189,13 @@ def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: 
         nested = backend.find_batch(ident)
         if nested and nested.parent == batch.id:  # not another one that has the id of a forgotten one
             found.add(_cancel_batch(backend, nested, purge, wait))
-    tried: set[str] = set()  # that have not ended: they run
+    tried: set[str] = set()  # members that no longer wait: they have ended, or run
     asked: set[str] = set()
     while members := set(backend.batches.members(batch.id, len(tried) + len(asked) + PAGE_RECORDS)) - asked:
         if fresh := list(members - tried)[:PAGE_RECORDS]:
             backend.bulk(MessageFilter(ids=tuple(fresh), states=UNHELD), _verb(purge), limit=len(fresh))
             tried = members.intersection((*tried, *fresh))
-        else:  # nothing waits any more: one wait for all that run, while which others may join
+        else:  # nothing waits any more: wait once for all that run, and look if others joined meanwhile
             found.update(_cancel_jobs(backend, members, purge, wait).values())
             asked |= members
     return Cancel.ASKED if Cancel.ASKED in found else Cancel.CANCELLED
