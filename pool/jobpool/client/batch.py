@@ -52,9 +52,9 @@ class Batch:
 
     def _member(self, job: JobDefinition | JobBuilder) -> JobDefinition:
         definition = definition_of(job)
-        for job in (definition, *definition.then):
-            if job.identifier in self._callbacks:
-                raise InvalidJob(f"{job.identifier!r} is the id of a callback of its batch, which would never run")
+        for one in (definition, *definition.then):
+            if one.identifier in self._callbacks:
+                raise InvalidJob(f"{one.identifier!r} is the id of a callback of its batch, which would never run")
         return definition.with_batch(self.id)
 
     def close(self) -> None:

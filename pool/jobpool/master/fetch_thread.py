@@ -265,7 +265,7 @@ class FetchThread(MasterThread):
             return self._turn.wait_for(lambda: self._nudged or self._halt.is_set(), pause)
 
     def _ask(self, names: list[str], timeout: float) -> str | None:
-        """Sleep in the backend; return the queue that it hinted at, or one of them if it failed."""
+        """Ask the backend, `timeout` seconds at most; return the queue it hinted at, or the first if it failed."""
         queue, trouble = None, None
         self._asleep = True
         try:

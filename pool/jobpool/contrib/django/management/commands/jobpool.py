@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-APP = "jobpool.contrib.django.app"
+from jobpool.cli.watch import DJANGO_APP
 
 
 class Command(BaseCommand):  # type: ignore[misc]
@@ -39,5 +39,5 @@ class Command(BaseCommand):  # type: ignore[misc]
                     os.environ["JOBPOOL_BACKEND"] = entry.url
         # The pool's processes find the project as this one does, whatever the working directory is.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
-        app = [] if FOR_THE_GROUP & set(words) else ["--app", APP]
+        app = [] if FOR_THE_GROUP & set(words) else ["--app", DJANGO_APP]
         cli.main([*app, *words], "manage.py jobpool")
