@@ -257,6 +257,11 @@ def check_place(path: str) -> None:
         raise ConfigurationError(f"{path} is a directory: name a file in it, such as sqlite:///{place / 'jobpool.db'}")
     if not place.parent.is_dir():
         raise ConfigurationError(f"the directory {place.parent} of database {path} does not exist: create it")
+    if not place.exists() and not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK):
+        raise ConfigurationError(
+            f"there is no database {path} yet, and this user may not make it: allow writing to its directory,"
+            " mount its file system for writing, or correct `backend`"
+        )
     wal = f"{os.path.realpath(path)}-wal"
     # SQLite drops the log beside an empty file. The log is looked at first: a new file has a page before its log has.
     if _size(wal) and not _size(path):

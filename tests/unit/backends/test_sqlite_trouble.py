@@ -129,8 +129,7 @@ def test_a_file_or_folder_that_may_not_be_written_is_named(public: Path) -> None
     path = public / "jobs.db"
     public.chmod(0o555)
     told = try_to_enqueue(path)
-    assert told.startswith(f"BackendUnavailable database {path} cannot be opened: allow this user")
-    assert "mount their file system for writing" in told
+    assert told.startswith(f"ConfigurationError there is no database {path} yet, and this user may not make it: allow")
     public.chmod(0o755)
     SqliteBackend(str(path)).close()
     path.chmod(0o444)
