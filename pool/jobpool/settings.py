@@ -25,12 +25,21 @@ from jobpool.message import setting_types
 from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
 from jobpool.message.names import check_queue, nearest_word
-from jobpool.message.setting_types import Address, History, OnCrash, Recycle, UrlLimits, choice, usable_cpus
+from jobpool.message.setting_types import (
+    Address,
+    History,
+    MemoryLimit,
+    OnCrash,
+    Recycle,
+    UrlLimits,
+    choice,
+    usable_cpus,
+)
 from jobpool.message.units import format_duration, parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
-NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "LEDGER"})  # JOBPOOL_* variables that are not settings
+NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "LEDGER", "RUNTIME_DIR"})  # JOBPOOL_* variables that are not settings
 KUBERNETES = re.compile(
     r"(.+_)?(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=|PORT=(tcp|udp|sctp)://)"
 )
@@ -219,9 +228,6 @@ class Settings:
         "Recovery of a crashed message: at once (`forfeit`) or after its lease (`expire`); queue=NAME moves it.",
         "forfeit",
     )
-    on_memory_limit_queue: str | None = _failures(
-        QUEUE, "Queue for jobs that were killed for `memory_limit`; their own if not set."
-    )
     dead_letter_queue: str | None = _failures(
         QUEUE, "Queue for a copy of each payload that failed for good; none if not set."
     )
@@ -252,9 +258,10 @@ class Settings:
         most=LONGEST_KEPT,
     )
 
-    memory_limit: int = _child(
-        SIZE,
-        "Memory, shared memory included, above which a child is killed, as a failed attempt; 0 = no limit.",
+    memory_limit: MemoryLimit = _child(
+        Kind(setting_types.parse_memory_limit, "SIZE"),
+        "Memory, shared memory included, above which a child is killed, as a failed attempt; 0 = no limit."
+        " queue=NAME behind it moves the job there.",
         "0",
     )
     output_cap: int = _child(
@@ -297,7 +304,6 @@ class Settings:
         "jobpool",
         flags=("-n", "--name"),
     )
-    runtime_dir: Path | None = _common(PATH, "Directory of the files that `top` and `health` read.", metavar="DIR")
     signing_key: tuple[str, ...] = _common(
         Kind(setting_types.parse_keys, "KEY", empty=()),
         "Signing keys: the first signs, all verify; messages are unsigned if not set.",
@@ -339,7 +345,7 @@ class Settings:
 
     def too_small_for(self, app: int) -> str:
         """Return what becomes of jobs whose app alone takes `app` bytes of a child; "" = nothing."""
-        if 0 < self.memory_limit < app:
+        if 0 < self.memory_limit.size < app:
             return "jobs are killed for memory_limit"
         return "each job's child is replaced for recycle's memory=" if 0 < self.recycle.memory < app else ""
 
@@ -392,6 +398,7 @@ REMOVED: Mapping[str, str] = {
         "history_keep mask_keys": 'write it behind the place, history = "table keep=100 mask=iban,ssn"',
         "metrics_host metrics_port": 'write metrics = "9100", or "0.0.0.0:9100" for all addresses',
         "on_crash_queue": 'write on_crash = "queue=NAME"',
+        "on_memory_limit_queue": 'write it behind the size, memory_limit = "512M queue=NAME"',
         "recycle_jitter": "leave it out: recycle varies jobs by 10 % from child to child",
         "recycle_jobs recycle_memory recycle_on_failure": (
             'write it into recycle, such as "jobs=1000 memory=512M failure=suspect"'
@@ -399,6 +406,7 @@ REMOVED: Mapping[str, str] = {
         "retry_base retry_jitter retry_max_attempts retry_max_delay retry_multiplier": (
             'write it into retry, such as "exponential base=5s multiplier=2 max=5m jitter=15% attempts=25"'
         ),
+        "runtime_dir": "set the variable JOBPOOL_RUNTIME_DIR, for the pool and for those who look at it",
         "url_max_bytes url_timeout": 'write it into url_limits, such as "timeout=30s body=1M"',
     }.items()
     for key in keys.split()

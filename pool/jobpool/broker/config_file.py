@@ -23,7 +23,6 @@ from msgspec import Struct, field
 from jobpool.errors import ConfigurationError
 
 FILE_NAME, SHARED_FILE_NAME = "jobpool.toml", "pyproject.toml"
-PATHS = frozenset({"runtime_dir", "signing_key_file"})
 SQLITE = "sqlite:///"
 
 
@@ -142,10 +141,9 @@ def _user(uid: int) -> str:
 
 
 def _config(path: Path, values: dict[str, Any]) -> ConfigFile:
-    for key in PATHS & values.keys():
-        if isinstance(values[key], str):
-            values[key] = str(path.parent / values[key])
-    url, history = values.get("backend"), values.get("history")
+    url, history, keys = map(values.get, ("backend", "history", "signing_key_file"))
+    if isinstance(keys, str):
+        values["signing_key_file"] = str(path.parent / keys)
     if isinstance(url, str):
         values["backend"] = from_directory(url, path.parent)
     if isinstance(history, str):

@@ -285,7 +285,7 @@ def _describe(message: Message) -> None:
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
-@click.command("stats", cls=Command, common=("runtime_dir", *BROKER), short_help="Count the messages of queues.")
+@click.command("stats", cls=Command, common=BROKER, short_help="Count the messages of queues.")
 @names_argument
 @names_option
 @as_json

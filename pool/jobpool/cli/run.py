@@ -162,16 +162,16 @@ def _leave(status: int) -> NoReturn:
 @contextlib.contextmanager
 def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
-    from jobpool.ops.runtime_dir import note_path, register, runtime_dir, this_pool, unregister
+    from jobpool.ops.runtime_dir import VARIABLE, note_path, register, runtime_dir, this_pool, unregister
 
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "scheduler": pool.cron}
     try:
-        place = runtime_dir(pool.runtime_dir)
+        place = runtime_dir()
         about |= {"directory": place, "version": __version__, "since": time.time()}
         note = this_pool(name=pool.name, backend=pool.backend, **about)
         held = register(place, note)
     except JobpoolError as error:
-        if pool.runtime_dir is not None:
+        if os.environ.get(VARIABLE):
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
         yield pool, None

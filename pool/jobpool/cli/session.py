@@ -142,22 +142,12 @@ class Session:
         """Count the pools of this user on this machine that serve each queue of the configured broker."""
         if sys.platform != "linux":  # no pool runs here
             return Counter()
-        from jobpool.ops.runtime_dir import serving
+        from jobpool.ops.runtime_dir import runtime_dir, serving
 
         with contextlib.suppress(JobpoolError):  # no pool runs without such a directory unseen
-            pools = serving(self.runtime_dir(), self.settings().backend)
+            pools = serving(runtime_dir(), self.settings().backend)
             return Counter(queue for pool in pools for queue in pool.queues)
         return Counter()
-
-    def runtime_dir(self) -> Path:
-        """Return the runtime directory, without reading the settings as a whole: health probes come often."""
-        from jobpool.ops.runtime_dir import runtime_dir
-
-        named: object = self.flags["runtime_dir"] or os.environ.get("JOBPOOL_RUNTIME_DIR")
-        named = named or self.config_file().values.get("runtime_dir")
-        if named is not None and not isinstance(named, str):
-            raise ConfigurationError(f"runtime_dir must be a text, not {named!r}")
-        return runtime_dir(named)
 
 
 def search_path(config_directory: Path) -> tuple[str, ...]:

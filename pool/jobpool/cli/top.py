@@ -22,20 +22,19 @@ if TYPE_CHECKING:
     from jobpool.ops.health import Health
     from jobpool.ops.top import PoolSample
 
-POOLS = "name", "runtime_dir"  # common options of both
 FAILED = DEGRADED = 1
 NO_POOL = 3
 
 
-@click.command("health", cls=Command, common=POOLS, short_help="Check the pools of this machine.")
+@click.command("health", cls=Command, common=("name",), short_help="Check the pools of this machine.")
 @as_json
 @click.pass_context
 def health(ctx: click.Context, session: Session, json_: bool) -> None:
     """Check the pools on this machine, or those called --name. Exits 0: healthy, 1: degraded, 3: no pool."""
     from jobpool.ops.health import look
-    from jobpool.ops.runtime_dir import discover
+    from jobpool.ops.runtime_dir import discover, runtime_dir
 
-    directory = session.runtime_dir()
+    directory = runtime_dir()
     found = [look(pool) for pool in discover(directory, session.flags["name"])]
     if json_:
         answer_json([_values(one) for one in found])
@@ -65,7 +64,7 @@ def _values(health: Health) -> dict[str, object]:
     return {"name": health.pool.name, "pid": health.pool.pid, "healthy": health.ok, "checks": checks}
 
 
-@click.command("top", cls=Command, common=POOLS, short_help="Watch the pools of this machine, slot by slot.")
+@click.command("top", cls=Command, common=("name",), short_help="Watch the pools of this machine, slot by slot.")
 @option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal, or a dumb one]")
 @option(
     "-d",
@@ -83,10 +82,10 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
     It reads shared memory only, so it answers while a pool or its broker hangs. The last line of the screen names the
     keys: sort, filter, choose a slot; see its child's stack, cancel its job, replace the child. q or Ctrl-C leaves.
     """
-    from jobpool.ops.runtime_dir import discover
+    from jobpool.ops.runtime_dir import discover, runtime_dir
     from jobpool.ops.top import Watcher, order
 
-    directory = session.runtime_dir()
+    directory = runtime_dir()
     nobody = _no_pool(session.flags["name"], str(directory))
     with Watcher(partial(discover, directory, session.flags["name"])) as watcher:
         if json_ or once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":

@@ -90,7 +90,7 @@ def lose_expired(pool: Pool, now_boot: float) -> None:
 
 
 def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
-    head, limit = slot.deliveries[0], pool.settings.memory_limit
+    head, limit = slot.deliveries[0], pool.settings.memory_limit.size
     if head.lost and pool.settings.on_lease_lost == "kill":
         kill_child(slot, EndReason.LOST, "the lease was lost", now, actions)
     elif head.cancelled and not head.lost:

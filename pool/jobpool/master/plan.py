@@ -118,7 +118,7 @@ class Planner:
             settings.unknown_handler_grace,
             settings.on_crash.how,
             settings.on_crash.queue,
-            settings.on_memory_limit_queue,
+            settings.memory_limit.queue,
             parse_backoff(info.backoff) if info and info.backoff else None,
             settings.max_crashes,
         )

@@ -282,7 +282,7 @@ def waiting_elsewhere(backend: QueueBackend, served: Collection[str | None]) -> 
 def fork_server_config(settings: Settings) -> ForkServerConfig:
     """Make what the fork server and its children are told: nothing of the broker."""
     # A child above its limit is replaced after an attempt too: the next job would be killed for what this one has left.
-    mark = min((mark for mark in (settings.recycle.memory, settings.memory_limit) if mark), default=0)
+    mark = min((mark for mark in (settings.recycle.memory, settings.memory_limit.size) if mark), default=0)
     options = ChildOptions(
         apps=list(settings.apps),
         kill_grace=settings.kill_grace,
@@ -378,7 +378,7 @@ def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
 
 def queues_of(settings: Settings) -> list[str]:
     """Return every queue that the pool fetches from, or sends to by itself."""
-    more = (settings.dead_letter_queue, settings.on_crash.queue, settings.on_memory_limit_queue)
+    more = (settings.dead_letter_queue, settings.on_crash.queue, settings.memory_limit.queue)
     return list(dict.fromkeys([*settings.queue_names, *(queue for queue in more if queue is not None)]))
 
 

@@ -49,6 +49,13 @@ class OnCrash(NamedTuple):
     queue: str | None = None
 
 
+class MemoryLimit(NamedTuple):
+    """Bytes above which a child is killed (0 = no limit); `queue` = its job goes on there, or in its own (None)."""
+
+    size: int = 0
+    queue: str | None = None
+
+
 class Recycle(NamedTuple):
     """The reasons to replace a child."""
 
@@ -252,6 +259,17 @@ def parse_on_crash(value: object) -> OnCrash:
     how, more = parse_words(value, {"queue": check_queue})
     how = choice("forfeit", "expire")(how or "forfeit")
     return OnCrash("expire" if how == "expire" else "forfeit", **more)
+
+
+def parse_memory_limit(value: object) -> MemoryLimit:
+    """Read a size (`512M`, or a number of bytes), then `queue=NAME`."""
+    size, more = parse_words(value, {"queue": check_queue}) if isinstance(value, str) else (value, {})
+    limit = MemoryLimit(parse_size(size), **more)
+    if limit.queue and not limit.size:
+        raise ValueError(
+            f"nothing is sent to {limit.queue!r} by a limit of 0: write a size, such as '512M queue={limit.queue}'"
+        )
+    return limit
 
 
 def parse_recycle(value: object) -> Recycle:

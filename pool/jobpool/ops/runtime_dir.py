@@ -27,6 +27,7 @@ from jobpool.broker.config_file import from_directory, working_directory
 from jobpool.broker.opening import redact
 from jobpool.errors import PASSING, ConfigurationError, JobpoolError
 
+VARIABLE = "JOBPOOL_RUNTIME_DIR"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PLACE_OPTIONS = frozenset({"db", "dbname", "host", "hostaddr", "port", "prefix", "schema", "service", "tube_prefix"})
 """Options of URLs that name a store, or a part of one with queues of its own."""
@@ -48,13 +49,13 @@ class PoolFile:
     scheduler: bool = False  # it runs one beside it
 
 
-def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
-    """Return the runtime directory, made if missing. `named`: from the settings; None = look at the environment.
+def runtime_dir() -> Path:
+    """Return the runtime directory that the environment names, made if missing.
 
     Raises `ConfigurationError`: it cannot be made, or others could tamper with it; the text names the mend.
     `JobpoolError`: it cannot be made now.
     """
-    directory = _choose(named)
+    directory = _choose()
     try:
         for place in (*reversed(directory.parents), directory):  # `parents=True` makes those as the umask says
             place.mkdir(mode=0o700, exist_ok=True)
@@ -195,10 +196,9 @@ def _machine() -> tuple[str, str]:
     return boot, socket.gethostname()
 
 
-def _choose(named: str | os.PathLike[str] | None) -> Path:
-    chosen = named or os.environ.get("JOBPOOL_RUNTIME_DIR")
-    if chosen:
-        return Path(chosen).absolute()
+def _choose() -> Path:
+    if named := os.environ.get(VARIABLE):
+        return Path(named).absolute()
     session = os.environ.get("XDG_RUNTIME_DIR")
     if session and _is_own(session):  # `sudo -E` and `su` hand on that of another user
         return Path(session).absolute() / "jobpool"

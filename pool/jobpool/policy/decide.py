@@ -42,7 +42,7 @@ class Rules(Struct, frozen=True):
     unknown_handler_grace: float = 600.0  # seconds, since a message was first seen, to wait for its handler
     on_crash: Literal["forfeit", "expire"] = "forfeit"  # end a crashed message's lease at once, or let it run out
     on_crash_queue: str | None = None  # where a crashed message goes on, unless it is there; None = in its queue
-    on_memory_limit_queue: str | None = None  # the same after a kill for the memory limit, even past its budget
+    memory_limit_queue: str | None = None  # the same after a kill for the memory limit, even past its budget
     backoff: RetryPolicy | None = None  # the waits of the handler's own; None = the pool's
     max_crashes: int = 5  # a crash beyond these moves nothing: the reaper makes a dead letter of it. 0 = no limit
 
@@ -138,7 +138,7 @@ def budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
 
 def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retry: RetryPolicy) -> Settlement:
     """Too large for these machines: it gets one run on larger ones, also when this was its last attempt."""
-    queue = rules.on_memory_limit_queue
+    queue = rules.memory_limit_queue
     if queue is None or not _can_go(lease, queue) or lease.attempts >= budget(lease, rules, retry) + MAX_EXTRA_MOVES:
         return _failed("memory-limit", error, lease, rules, retry, cause=cause)
     return Move(queue, attempts=1, error=error, cause=cause)

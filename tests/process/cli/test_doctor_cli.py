@@ -91,7 +91,6 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
         (["--retry", "fixed attempts=1"], {}, "retry", "problem", "no job is ever tried again"),
         (["--max-crashes", "0"], {}, "crashes", "warning", "for ever"),
         (["-Q", "a", "--rate-limit", "mail=5"], {}, "settings", "warning", "does not serve"),
-        (["--on-memory-limit-queue", "big"], {}, "memory", "warning", "nothing is ever sent there"),
         ([], {"JOBPOOL_SIGNING_KEY": "short"}, "signing-key", "problem", "fewer than 16"),
         (["--stop-grace", "60"], {"TIMEOUT_STOP_SEC": "30"}, "stop-grace", "problem", "in the middle of its stop"),
         ([], {"TZ": "Mars/Olympus"}, "time-zone", "warning", "names no zone"),

@@ -18,7 +18,7 @@ from jobpool.message.signing import EnvelopeSigner
 APP = Path(apps_deaths.__file__)
 KEY = "sixteen bytes of it"
 SIGNED: dict[str, Any] = {"JOBPOOL_SIGNING_KEY": KEY}
-SMALL = ("-Q", "small", "--memory-limit", "150M", "--on-memory-limit-queue", "big", "--on-crash", "queue=careful")
+SMALL = ("-Q", "small", "--memory-limit", "150M queue=big", "--on-crash", "queue=careful")
 LIMIT = 30.0
 
 

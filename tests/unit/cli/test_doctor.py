@@ -163,8 +163,6 @@ def test_one_fact_at_a_time() -> None:
         (machine.judge_open_files(4, None), Level.OK, ""),
         (machine.judge_open_files(4, 256), Level.PROBLEM, ""),
         (memory(4, 0, 8 * GIB), Level.OK, ""),
-        (memory(4, 0, 8 * GIB, "big"), Level.WARNING, ""),
-        (memory(4, GIB, 8 * GIB, "big"), Level.OK, ""),
         (memory(4, GIB, 8 * GIB), Level.OK, ""),
         (memory(9, GIB, 8 * GIB), Level.PROBLEM, ""),
         (memory(9, GIB, 0), Level.NOTE, ""),
@@ -556,8 +554,8 @@ def test_an_app_with_listeners_alone_is_one_where_its_events_are_allowed(tmp_pat
 # --- what nothing serves ----------------------------------------------------------------------------------------------
 
 
-def test_jobs_that_would_wait_where_nothing_serves_them(tmp_path: Path) -> None:
-    chosen = settings(queues="big", runtime_dir=str(tmp_path / "run"), dead_letter_queue="letters")
+def test_jobs_that_would_wait_where_nothing_serves_them() -> None:
+    chosen = settings(queues="big", dead_letter_queue="letters")
     app = [HandlerInfo("report", queues=["reports"], schedules=["nightly"]), HandlerInfo("mail", queues=["mails"])]
     with closing(open_backend(chosen.backend)) as backend:
         for queue in ("big", "mails", "letters", "typo", "typo"):
@@ -578,7 +576,7 @@ def test_jobs_that_would_wait_where_nothing_serves_them(tmp_path: Path) -> None:
         lacking,
     ]
     about = {"version": "1", "workers": 1, "since": 0.0, "scheduler": True, "queues": ("mails", "reports")}
-    directory = runtime_dir(chosen.runtime_dir)
+    directory = runtime_dir()
     register(directory, this_pool(name="other", backend=f"{chosen.backend}?timeout=3", directory=directory, **about))
     assert told() == [typo, lacking]
     levels(serving.examine(chosen, app))

@@ -154,17 +154,18 @@ def test_rubbish_in_the_directory_is_ignored(tmp_path: Path) -> None:
 # --- which directory --------------------------------------------------------------------------------
 
 
-def test_the_named_directory_comes_first_and_is_made_private_with_its_parents(tmp_path: Path) -> None:
+def test_the_named_directory_is_made_private_with_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(tmp_path / "a" / "b"))
     umask = os.umask(0)
     try:
-        directory = runtime_dir(tmp_path / "a" / "b")
+        directory = runtime_dir()
     finally:
         os.umask(umask)
     assert directory == tmp_path / "a" / "b"
     assert [stat.S_IMODE(place.stat().st_mode) for place in (directory, tmp_path / "a")] == [0o700, 0o700]
 
 
-def test_then_the_variable_then_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_comes_before_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(tmp_path / "mine"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert runtime_dir() == tmp_path / "mine"
@@ -177,11 +178,12 @@ def test_root_takes_no_directory_of_another_user(tmp_path: Path, monkeypatch: py
     theirs = tmp_path / "theirs"
     theirs.mkdir(mode=0o700)
     os.chown(theirs, 4242, 4242)
+    monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(theirs))
     with pytest.raises(ConfigurationError, match=r"belongs to another user \(uid 4242\)"):
-        runtime_dir(theirs)
+        runtime_dir()
     monkeypatch.delenv("JOBPOOL_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(theirs))  # as `sudo -E` hands it on
-    assert _choose(None) == Path("/run/jobpool")
+    assert _choose() == Path("/run/jobpool")
 
 
 def test_last_a_directory_of_the_users_own_below_the_temporary_one(
@@ -198,7 +200,7 @@ def test_last_a_directory_of_the_users_own_below_the_temporary_one(
             runtime_dir()
 
 
-def test_a_place_that_cannot_be_ours_is_refused_with_the_mend(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_ours_is_refused_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "real").mkdir()
@@ -209,21 +211,24 @@ def test_a_place_that_cannot_be_ours_is_refused_with_the_mend(tmp_path: Path) ->
         ("link", "is not a directory"),
         ("file/sub", r"cannot be made: .* set JOBPOOL_RUNTIME_DIR"),
     ]:
+        monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(tmp_path / place))
         with row(place), pytest.raises(ConfigurationError, match=told):
-            runtime_dir(tmp_path / place)
+            runtime_dir()
 
 
 def test_a_pool_that_cannot_leave_its_note_runs_unseen_unless_the_place_was_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(queues=(("reports", 1.0),), backend="memory://", name="shop")
+    monkeypatch.delenv("JOBPOOL_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     directory = runtime_dir()
     note_path(directory, "shop", os.getpid()).with_suffix(".new").mkdir()
     with _published(settings) as (_, note):
         assert note is None
     mend = "set JOBPOOL_RUNTIME_DIR to a folder that only you can write"
-    with pytest.raises(ConfigurationError, match=mend), _published(replace(settings, runtime_dir=directory)):
+    monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(directory))
+    with pytest.raises(ConfigurationError, match=mend), _published(settings):
         pass
 
 
@@ -235,10 +240,11 @@ def test_a_runtime_directory_without_room_is_no_fault_of_the_settings(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     directory = tmp_path / "full"
+    monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(directory))
     with monkeypatch.context() as patched:
         patched.setattr(Path, call, full)
         with pytest.raises(JobpoolError, match="No space left on device; set JOBPOOL_RUNTIME_DIR") as refused:
-            register(runtime_dir(directory), a_pool(directory))
+            register(runtime_dir(), a_pool(directory))
     assert not isinstance(refused.value, ConfigurationError), "a service manager tries again"
     assert list(tmp_path.rglob("*.new")) == []
 

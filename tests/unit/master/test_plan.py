@@ -33,7 +33,7 @@ from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
-from jobpool.message.setting_types import OnCrash
+from jobpool.message.setting_types import MemoryLimit, OnCrash
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 from jobpool.policy.inspection import Inspected
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
@@ -99,7 +99,7 @@ class TestBoot:
 
     def test_an_app_that_alone_takes_more_memory_than_a_child_may_is_told(self) -> None:
         for memory, told in [(200 << 20, 1), (100 << 20, 0)]:
-            stage = Stage(memory_limit=150 << 20)
+            stage = Stage(memory_limit=MemoryLimit(150 << 20))
             stage.tell()
             stage.tell(ev.AppLoaded(1, Loaded(HANDLERS, memory=memory)))
             assert [note.event.startswith("the app alone") for note in stage.pool.notes].count(True) == told
@@ -627,7 +627,7 @@ class TestTimeouts:
         assert stage.busy[0].deliveries[0].timeout == capped
 
     def test_memory_above_the_limit_is_a_failed_attempt(self) -> None:
-        stage = Stage(workers=1, memory_limit=100).boot()
+        stage = Stage(workers=1, memory_limit=MemoryLimit(100)).boot()
         slot = stage.run()
         stage.now += 0.1
         assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5, False)], stage.now)), act.KillChild)) == 1
@@ -636,7 +636,7 @@ class TestTimeouts:
         assert settlement.reason == "memory-limit"
 
     def test_memory_that_the_job_before_used_is_not_charged_to_this_one(self) -> None:
-        stage = Stage(workers=1, memory_limit=100).boot()
+        stage = Stage(workers=1, memory_limit=MemoryLimit(100)).boot()
         stage.lease("report", "report")
         [slot] = stage.busy
         looked_at = stage.now

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.master.run import cron_start, fork_server_config, run_pool
-from jobpool.message.setting_types import Recycle
+from jobpool.message.setting_types import MemoryLimit, Recycle
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
@@ -54,5 +54,5 @@ def test_a_broker_without_keys_is_refused_at_the_start() -> None:
     [(0, 0, 0), (0, 70, 70), (100, 0, 100), (100, 70, 70), (100, 300, 100)],
 )
 def test_a_child_above_either_memory_setting_is_replaced_after_its_attempt(limit: int, recycle: int, mark: int) -> None:
-    settings = Settings(memory_limit=limit, recycle=Recycle(memory=recycle))
+    settings = Settings(memory_limit=MemoryLimit(limit), recycle=Recycle(memory=recycle))
     assert fork_server_config(settings).options.max_rss == mark

@@ -49,7 +49,7 @@ EXPIRING = Rules(on_crash="expire")
 NOT_BEGUN = Release(begun=False)
 DEATH = Death("killed by SIGSEGV", "itself", peak_memory=2**20).to_text()
 KILLED = Death("memory limit", "the pool: memory limit").to_text()
-MOVING = Rules(on_crash_queue="careful", on_memory_limit_queue="big", max_crashes=2)
+MOVING = Rules(on_crash_queue="careful", memory_limit_queue="big", max_crashes=2)
 
 
 def a_lease(max_retries: int | None = 2, payload: object = None, **fields: Any) -> JobLease:
@@ -201,21 +201,21 @@ def test_verdict() -> None:
             Nack(5.0, "2 GiB", KILLED),
         ),
         (
-            "memory limit, on_memory_limit_queue",
+            "memory limit, memory_limit_queue",
             MemoryExceeded("2 GiB", KILLED),
             FIRST,
             MOVING,
             Move("big", attempts=1, error="2 GiB", cause=KILLED),
         ),
         (
-            "last memory limit, on_memory_limit_queue",
+            "last memory limit, memory_limit_queue",
             MemoryExceeded("2 GiB", KILLED),
             LAST,
             MOVING,
             Move("big", attempts=1, error="2 GiB", cause=KILLED),
         ),
         (
-            "memory limit in the on_memory_limit_queue itself",
+            "memory limit in the memory_limit_queue itself",
             MemoryExceeded("2 GiB", KILLED),
             a_lease(attempts=3, queue="big"),
             MOVING,

@@ -61,7 +61,7 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
             found = "the app enqueues at its import, so each start adds its jobs again"
             bad.append(_warning(found, "this look at it did too", ENQUEUE_LATER))
         if why := settings.too_small_for(app.memory):
-            level = Level.PROBLEM if 0 < settings.memory_limit < app.memory else Level.WARNING
+            level = Level.PROBLEM if 0 < settings.memory_limit.size < app.memory else Level.WARNING
             found, mend = f"the app alone takes {format_size(app.memory)}", "raise it: shared memory counts in full"
             yield Finding("memory", level, found, why, mend)
         if settings.preload:

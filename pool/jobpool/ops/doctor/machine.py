@@ -52,7 +52,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
     yield judge_kernel()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     yield judge_open_files(settings.workers, None if hard == resource.RLIM_INFINITY else hard)
-    yield judge_memory(settings.workers, settings.memory_limit, memory_of(root), settings.on_memory_limit_queue)
+    yield judge_memory(settings.workers, settings.memory_limit.size, memory_of(root))
     yield judge_clock(time.time())
     yield judge_zone(os.environ.get("TZ", ""))
 
@@ -138,12 +138,8 @@ def judge_open_files(workers: int, limit: int | None) -> Finding:
     return Finding("open-files", Level.PROBLEM, f"{found} {limit} are allowed", "the pool does not start", mend)
 
 
-def judge_memory(workers: int, limit: int, memory: int, moves_to: str | None = None) -> Finding:
+def judge_memory(workers: int, limit: int, memory: int) -> Finding:
     """Check that all children may reach `memory_limit` (bytes) at once, of the machine's `memory` (0 = not known)."""
-    if not limit and moves_to is not None:
-        why = "nothing is ever sent there: what outgrows this machine meets the kernel's killer, as a crash"
-        found = f"on_memory_limit_queue is {moves_to!r}, and memory_limit is 0"
-        return Finding("memory", Level.WARNING, found, why, "set memory_limit")
     if not limit:
         return Finding("memory", Level.OK, "no memory_limit")
     found = f"{workers} workers of {format_size(limit)} each (memory_limit) make {format_size(workers * limit)}"

@@ -31,7 +31,7 @@ def examine(
     queue.
     """
     try:
-        pools = serving(runtime_dir(settings.runtime_dir), settings.backend)
+        pools = serving(runtime_dir(), settings.backend)
     except JobpoolError:
         pools = []
     served = {*settings.queue_names, *chain.from_iterable(pool.queues for pool in pools)}
