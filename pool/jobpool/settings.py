@@ -261,7 +261,7 @@ class Settings:
     memory_limit: MemoryLimit = _child(
         Kind(setting_types.parse_memory_limit, "SIZE"),
         "Memory, shared memory included, above which a child is killed, as a failed attempt; 0 = no limit."
-        " queue=NAME behind it moves the job there.",
+        " queue=NAME after it moves the job there.",
         "0",
     )
     output_cap: int = _child(
@@ -395,10 +395,10 @@ REMOVED: Mapping[str, str] = {
             "leave it out: after a second crash a message waits for up to 1 s, doubling to 60 s"
         ),
         "crash_window": "leave it out: a crash is forgotten after 72 hours",
-        "history_keep mask_keys": 'write it behind the place, history = "table keep=100 mask=iban,ssn"',
+        "history_keep mask_keys": 'write it after the place, history = "table keep=100 mask=iban,ssn"',
         "metrics_host metrics_port": 'write metrics = "9100", or "0.0.0.0:9100" for all addresses',
         "on_crash_queue": 'write on_crash = "queue=NAME"',
-        "on_memory_limit_queue": 'write it behind the size, memory_limit = "512M queue=NAME"',
+        "on_memory_limit_queue": 'write it after the size, memory_limit = "512M queue=NAME"',
         "recycle_jitter": "leave it out: recycle varies jobs by 10 % from child to child",
         "recycle_jobs recycle_memory recycle_on_failure": (
             'write it into recycle, such as "jobs=1000 memory=512M failure=suspect"'
