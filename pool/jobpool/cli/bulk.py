@@ -20,7 +20,7 @@ from msgspec import structs
 from jobpool.cli import messages
 from jobpool.cli.messages import meet_queues, queue_term, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
-from jobpool.cli.output import answer_json, note, plural, say
+from jobpool.cli.output import answered, note, plural, say
 from jobpool.cli.session import INTERRUPTED, Session
 from jobpool.errors import JobpoolError, Unsupported
 from jobpool.message.printable import one_line
@@ -47,9 +47,9 @@ letters_argument = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 @queue_term
 @messages.limit_option
 @as_json
-def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
+def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int) -> None:
     """List dead letters with reason and cause. FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
-    messages.show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
+    messages.show(session, _dead(read_filter(terms, queue)), limit, dead=True)
 
 
 @click.command("retry", cls=Command, short_help="Retry dead letters.")
@@ -168,8 +168,7 @@ def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> N
     _check_ids(sweep, count)
     if not count and (told := messages.unknown_reason(sweep.where)):
         raise click.ClickException(told)
-    if asked["json_"] and (asked["dry_run"] or not count):
-        answer_json({"matched": count + members, done: 0})
+    if (asked["dry_run"] or not count) and answered({"matched": count + members, done: 0}):
         return
     if not count:
         kept = "no message is older than the newest to keep"
@@ -190,9 +189,7 @@ def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> N
     if changed < count and not isinstance(sweep, Answered):  # which has told of the others
         left = plural(count - changed, "message")
         note(f"{left} not {done}: held by others for now, or gone; call again in a minute")
-    if asked["json_"]:
-        answer_json({"matched": max(count, changed), done: changed})
-    else:
+    if not answered({"matched": max(count, changed), done: changed}):
         say(f"{plural(changed, 'message')} {done}")
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import SIGNER, Command, as_json, option, queue_option, setting
-from jobpool.cli.output import answer_ids, note, plural
+from jobpool.cli.output import answer_ids, asks_json, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition, check_may_start
@@ -56,7 +56,6 @@ def enqueue(
     payload: tuple[str, ...],
     apps: tuple[str, ...],
     file: IO[bytes] | None,
-    json_: bool,
     no_check: bool,
     **options: Any,
 ) -> None:
@@ -92,11 +91,11 @@ def enqueue(
         value = read_payload(payload, partial(registry.fits, handler) if registry else None)
         single = _fitting(registry)(_definition({**defaults, "handler": handler, "payload": value}))
         definitions = iter([single])
-    counts = file is not None and not json_ and sys.stdout.isatty()
+    counts = file is not None and not asks_json() and sys.stdout.isatty()
     with session.broker(makes=True) as backend:
         batches = _enqueue(backend, definitions)
         told = "are enqueued" if counts else "are enqueued; their ids are printed above"
-        answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
+        answer_ids(batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
     if single:
         unseen = not (no_check or "queue" in defaults or session.is_quiet or session.settings(apps=apps).apps)
         if unseen:

@@ -11,7 +11,7 @@ import click
 
 from jobpool.cli.messages import moment
 from jobpool.cli.options import Command, as_json, option, queue_option, refuse, time_option
-from jobpool.cli.output import answer, answer_json, columns, note, plural, say
+from jobpool.cli.output import answer, answered, asks_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import MOST_LINES
@@ -52,7 +52,7 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 @queue_option("Show this queue only.")
 @option("--handler", metavar="HANDLER", help="With --rollup: show this handler only.")
 @as_json
-def history(session: Session, job: str | None, rollup: bool, json_: bool, **asked: Any) -> None:
+def history(session: Session, job: str | None, rollup: bool, **asked: Any) -> None:
     """Show the recorded attempts of NAME, the newest first; without NAME, the names.
 
     \b
@@ -71,19 +71,17 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
             refuse("needs a NAME", "queue", *OF_ATTEMPTS)
     settings = session.settings(history=asked["where"] or None)
     if rollup:
-        _show_rollups(session, asked, json_)
+        _show_rollups(session, asked)
         return
     with _place(session, settings.history) as place:
         if job is not None:
-            _show_attempts(place, job, asked, json_)
+            _show_attempts(place, job, asked)
             return
         names = place.names()
-    if json_:
-        answer_json(names)
-        return
-    for name in names:
-        say(name)
-    note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
+    if not answered(names):
+        for name in names:
+            say(name)
+        note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
 
 
 @contextmanager
@@ -101,16 +99,16 @@ def _place(session: Session, history: History) -> Iterator[Place]:
         )
 
 
-def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) -> None:
+def _show_attempts(place: Place, name: str, asked: dict[str, Any]) -> None:
     status, queue, limit = asked["status"], asked["queue"], asked["limit"]
     rows = place.read(name, MOST_LINES if status or queue else limit)  # all, so that rare ones are found
     rows = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])][:limit]
-    if rows and asked["full"] and not json_:
+    if rows and asked["full"] and not asks_json():
         for row in rows:
             _tell(row)
     else:
         near = "" if rows else nearest(name, set(place.names()) - {name})
-        answer(json_, rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded{near}")
+        answer(rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded{near}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -149,7 +147,7 @@ def _moment(unix: Any) -> str:
         return "-"
 
 
-def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
+def _show_rollups(session: Session, asked: dict[str, Any]) -> None:
     from jobpool.telemetry.metrics.rollup import rollups, summed
 
     with session.broker() as backend:
@@ -159,7 +157,7 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
         queue, handler = asked["queue"], asked["handler"]
         rows = [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
     nothing = "no rollups of that time; pools write them each minute, and when they stop"
-    answer(json_, summed(rows, span), _values, ROLLED, _sums, nothing)
+    answer(summed(rows, span), _values, ROLLED, _sums, nothing)
 
 
 def _values(row: Row) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import click
 from msgspec import structs
 
 from jobpool.cli.options import BROKER, Command, as_json, bare_id, option, queue_option
-from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
+from jobpool.cli.output import answer, answered, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
 from jobpool.message.names import check_queue
@@ -58,20 +58,20 @@ names_option = option("-Q", "--queue", "more", multiple=True, metavar="NAME", he
 @queue_term
 @limit_option
 @as_json
-def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
+def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int) -> None:
     """List messages in the order of their enqueue.
 
     FILTER: queue:reports handler:report state:dead reason:timeout "age:>1h" id:ID "some text". Every term must match;
     a word that is the id of a message stands for that.
     """
-    show(session, read_filter(terms, queue), limit, json_)
+    show(session, read_filter(terms, queue), limit)
 
 
 @click.command("inspect", cls=Command, short_help="Show everything about one message.")
 @click.argument("ident", metavar="ID")
 @queue_option("Queue of the message, for brokers that cannot look in all queues.")
 @as_json
-def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
+def inspect(session: Session, ident: str, queue: str | None) -> None:
     """Show everything about one message.
 
     Counters, times, payload, last error, and how its last attempt was killed, or what it printed.
@@ -90,10 +90,8 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
             message = next(iter(backend.list_messages(where, limit=1)), None)
         if message is None:
             raise click.ClickException(f"no message {ident!r}: {unseen(backend)}")
-    if json_:
-        answer_json(as_values(message))
-    else:
-        _describe(message)
+    if not answered(values := as_values(message)):
+        _describe(message, values)
 
 
 def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bool = False) -> MessageFilter:
@@ -110,7 +108,7 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
     return parse_filter(" ".join([*words, *([] if queue is None else [f"queue:{queue}"])]))
 
 
-def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
+def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
     from jobpool.broker.filters import matching
 
@@ -123,7 +121,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
         if not (first := [*islice(shown, 1)]):
             note(none_matches(backend, where))
         titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
-        answer(json_, chain(first, shown), as_values, titles, cells)
+        answer(chain(first, shown), as_values, titles, cells)
         if next(found, None):
             note(MORE.format(limit))
 
@@ -264,10 +262,9 @@ def _body(body: bytes) -> dict[str, Any]:
     return {"expires_at": _time(expires)} | {name: getattr(envelope, name) for name in names}
 
 
-def _describe(message: Message) -> None:
+def _describe(message: Message, values: dict[str, Any]) -> None:
     from jobpool.message.death import Death
 
-    values = as_values(message)
     long = {key: values.pop(key, None) for key in ("payload", "meta", "message", "body", "last_error", "cause")}
     width = max(len(key) for key in values)
     for key, value in values.items():
@@ -289,7 +286,7 @@ def _describe(message: Message) -> None:
 @names_argument
 @names_option
 @as_json
-def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
+def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> None:
     """Count waiting, delayed, leased, dead and posted messages, in these queues or in all.
 
     POOLS, in JSON "pools": pools of this user on this machine that serve the queue; `jobpool pools` lists those of all.
@@ -306,23 +303,17 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
         serving = session.queues_served()
         if not backend.capabilities.exact_counts and any(counts.waiting for counts in found.values()):
             note(f"{backend.scheme}:// counts messages that others have leased as waiting")
-    if json_:
-        shown = {name: asdict(pause) for name, pause in paused.items()}
-        told = [
-            {"queue": name, **asdict(counts), "pools": serving[name], "paused": shown.get(name)}
-            for name, counts in found.items()
-        ]
-        answer_json(told)
-    elif found:
-        posts = any(counts.posted for counts in found.values())
-        is_paused = any(name in paused for name in found)
-        rows = []
-        for name, counts in found.items():
-            extra = [f"{counts.posted:,}"] * posts + [_paused(paused.get(name))] * is_paused
-            rows.append([*_counts(name, counts, serving[name]), *extra])
-        table(QUEUES + POSTED * posts + PAUSED * is_paused, rows)
-    else:
-        note("every queue is empty")
+    posts, is_paused = any(counts.posted for counts in found.values()), any(name in paused for name in found)
+
+    def values(name: str) -> dict[str, Any]:
+        pause = paused.get(name)
+        return {"queue": name, **asdict(found[name]), "pools": serving[name], "paused": pause and asdict(pause)}
+
+    def row(name: str) -> list[str]:
+        extra = [f"{found[name].posted:,}"] * posts + [_paused(paused.get(name))] * is_paused
+        return [*_counts(name, found[name], serving[name]), *extra]
+
+    answer(found, values, QUEUES + POSTED * posts + PAUSED * is_paused, row, "every queue is empty")
     settings = session.settings()
     served = {*+serving, settings.dead_letter_queue}
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
@@ -338,7 +329,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @names_argument
 @names_option
 @as_json
-def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
+def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
     from jobpool.broker.values import REAP_LIMIT, Leases, ReapPolicy
     from jobpool.message.death import cause_values
@@ -352,12 +343,10 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
                 reaped += (batch := backend.reap(queue, policy))
         if backend.capabilities.leases is not Leases.OURS:
             note(f"{backend.scheme}:// gives back messages with an expired lease by itself")
-    if json_:
-        answer_json([{**structs.asdict(one), "cause": cause_values(one.cause)} for one in reaped])
-        return
-    for one in reaped:
-        say(one_line(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}"))
-    note(f"{plural(len(reaped), 'message')} reaped")
+    if not answered([{**structs.asdict(one), "cause": cause_values(one.cause)} for one in reaped]):
+        for one in reaped:
+            say(one_line(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}"))
+        note(f"{plural(len(reaped), 'message')} reaped")
 
 
 def _named(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:

@@ -33,8 +33,8 @@ class Option(click.Option):
 class Command(click.Command):
     """A verb, with the options of all verbs and those of `COMMON_KEYS` that it has a use for: `common`.
 
-    Its function gets a `Session` first, in place of their values. Its `--help` lists options under their headings, in
-    the order in which they were declared.
+    Its function gets a `Session` first, in place of their values, and no `--json`: `output.answered` knows that. Its
+    `--help` lists options under their headings, in the order in which they were declared.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Command(click.Command):
     ) -> None:
         @functools.wraps(callback)
         def with_session(**params: Any) -> Any:
+            params.pop("json_", None)  # `output.asks_json` tells it
             flags = {key: params.pop(key, None) for key in ("config", *COMMON_KEYS)}
             return callback(Session(flags, params.pop("verbose") - params.pop("quiet")), **params)
 

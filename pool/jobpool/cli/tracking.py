@@ -31,7 +31,7 @@ COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
 @option("--watch", is_flag=True, help="Tell it at each change, until all have ended; with --json, a document each.")
 @as_json
-def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) -> int:
+def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
     """Tell what became of jobs: waiting, delayed, running, done, dead, expired, cancelled or unknown.
 
     A done job is known as long as its result is kept (result_ttl). A running one says where, since when and how far,
@@ -46,11 +46,12 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
         meet_queues(session, backend, needed=False)
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
-        _show(backend, found, json_)
+        show = partial(answer, values=partial(_values, backend), columns=COLUMNS, row=_row)
+        show(found)
         while watch and not all(one.has_ended for one in found):
             before, found = found, backend.wait(idents, WATCH_S)
             if found != before:
-                _show(backend, found, json_)
+                show(found)
         why = "it never was, was removed, or is done and kept no result (result_ttl)"
         if not backend.capabilities.finds_all:
             why = unseen(backend)
@@ -58,10 +59,6 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
         note(f"unknown: {why}")
         return UNKNOWN
     return 0
-
-
-def _show(backend: QueueBackend, found: list[JobStatus], json_: bool) -> None:
-    answer(json_, found, partial(_values, backend), COLUMNS, _row)
 
 
 def _values(backend: QueueBackend, one: JobStatus) -> dict[str, Any]:
