@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
+from jobpool.broker import control, editing
+from jobpool.broker.values import LIVE, UNHELD, MessageFilter, State
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
-from jobpool.cli.messages import meet_queues, moment, queue_term, terms_argument
+from jobpool.cli.messages import meet_queues, moment
 from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answered, asks_json, columns, note, plural, say
 from jobpool.cli.session import Session
@@ -26,7 +28,6 @@ from jobpool.settings import nearest
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.control import PoolRecord
-    from jobpool.broker.values import MessageFilter
     from jobpool.message.batches import BatchStatus
 
 LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`, `edit` and `pools drain`
@@ -65,8 +66,6 @@ def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any) ->
 
     It lasts until `jobpool resume`, also over restarts. A second pause replaces the first.
     """
-    from jobpool.broker import control
-
     with session.broker() as backend:
         made = [control.pause(backend, queue, reason, until) for queue in queues]
         unknown = _note_unknown(session, backend, queues)
@@ -80,8 +79,6 @@ def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any) ->
 
 def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ...]) -> set[str]:
     """Say which queues neither hold a message nor are served by a pool of any host, and return them."""
-    from jobpool.broker import control
-
     if not backend.capabilities.makes_queues:  # then nothing can be done with one that is not there
         return set()
     served = {queue for pool in control.pools(backend) for queue in pool.queues} | set(+session.queues_served())
@@ -98,8 +95,6 @@ def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ..
 @as_json
 def resume(session: Session, queues: tuple[str, ...]) -> None:
     """Let pools fetch from these queues again."""
-    from jobpool.broker import control
-
     with session.broker() as backend:
         was_paused = {queue: control.resume(backend, queue) for queue in queues}
     if not answered([{"queue": queue, "resumed": was} for queue, was in was_paused.items()]):
@@ -114,8 +109,6 @@ def pools_list(session: Session) -> None:
 
     MARGIN: time until the first of its leases would end. A killed pool is listed for a day.
     """
-    from jobpool.broker import control
-
     with session.broker() as backend:
         found, now = control.pools(backend), backend.control_time()
     answer(found, asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
@@ -138,8 +131,6 @@ def pools_drain(session: Session, ident: str) -> int:
 
     Exits 0 if it is asked, 1 if it is unknown. 5 means that it is SILENT, and may never read this.
     """
-    from jobpool.broker import control
-
     with session.broker() as backend:
         if not control.drain(backend, ident):
             raise _no_pool(ident)
@@ -161,8 +152,6 @@ def _no_pool(ident: str) -> click.ClickException:
 @as_json
 def pools_resume(session: Session, ident: str) -> None:
     """Let a drained pool fetch again."""
-    from jobpool.broker import control
-
     with session.broker() as backend:
         was = control.undrain(backend, ident)
         if not was and all(pool.id != ident for pool in control.pools(backend)):
@@ -172,23 +161,17 @@ def pools_resume(session: Session, ident: str) -> None:
 
 
 @click.command("cancel", cls=Command, short_help="Cancel jobs that wait, are delayed or run.")
-@terms_argument
-@queue_term
-@bulk.all_option
+@bulk.selecting
 @option("--purge", is_flag=True, help="Remove them, in place of dead letters with the reason cancelled.")
 @time_option("--wait", default="10s", help="Wait for pools so long.  [default: 10s]")
 @confirmed
-@as_json
-def cancel(session: Session, terms: tuple[str, ...], queue: str | None, wait: float, **asked: bool) -> int:
+def cancel(session: Session, wait: float, **asked: Any) -> int:
     """Cancel jobs by id, or by a FILTER as in `jobpool list`. One that runs is ended by its pool.
 
     Exits 0 if it is cancelled, now or before, 1 if it is unknown, 4 if it ended first, is dead or claimed. 5 means that
     its pool was asked and has not answered. Of several codes the highest counts.
     """
-    from jobpool.broker import control
-    from jobpool.broker.values import LIVE, State
-
-    where = bulk.chosen(terms, queue, asked)
+    where = bulk.chosen(asked)
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
@@ -205,7 +188,7 @@ def cancel(session: Session, terms: tuple[str, ...], queue: str | None, wait: fl
 
 def _is_bare(where: MessageFilter) -> bool:
     """Return whether there are ids and nothing else."""
-    return bool(where.ids) and structs.replace(where, ids=()) == type(where)()
+    return bool(where.ids) and structs.replace(where, ids=()) == MessageFilter()
 
 
 def _batches(sweep: bulk.Answered) -> list[BatchStatus]:
@@ -217,7 +200,7 @@ def _batches(sweep: bulk.Answered) -> list[BatchStatus]:
     return batches
 
 
-def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: dict[str, bool]) -> None:
+def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: dict[str, Any]) -> None:
     """Tell what a cancel of these batches, and of the sweep's other ids, would do."""
     members = sum(batch.left for batch in batches)
     if jobs := tuple(ident for ident in sweep.where.ids if ident not in {batch.id for batch in batches}):
@@ -230,24 +213,13 @@ def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: di
 
 
 @click.command("edit", cls=Command, common=SIGNER, short_help="Change when waiting jobs run, their priority or queue.")
-@terms_argument
-@queue_term
-@bulk.all_option
+@bulk.selecting
 @option("--at", callback=_until, metavar="TIME", help="Run then: 2h from now, or 2026-07-01T08:00+02:00.")
 @option("--now", is_flag=True, help="Run now.")
 @option("-p", "--priority", type=click.IntRange(0, 255), metavar="N", help="Set the priority; smaller runs sooner.")
 @option("--move", metavar="QUEUE", help="Move to this queue, signed for it.")
 @confirmed
-@as_json
-def edit(
-    session: Session,
-    terms: tuple[str, ...],
-    queue: str | None,
-    at: datetime | float | None,
-    priority: int | None,
-    move: str | None,
-    **asked: bool,
-) -> int:
+def edit(session: Session, at: datetime | float | None, priority: int | None, move: str | None, **asked: Any) -> int:
     """Edit jobs that wait or are delayed, by id or by a FILTER as in `jobpool list`. Others are left as they are.
 
     One that is put off beyond its expiry dies of that.
@@ -255,14 +227,11 @@ def edit(
     Exits 0 if it is edited or was so already, 1 if it is unknown. 4 means that it runs, has ended, is dead or
     claimed, is a duplicate where it was to go, or cannot be signed. Of several codes the highest counts.
     """
-    from jobpool.broker import editing
-    from jobpool.broker.values import UNHELD
-
     if at is None and priority is None and move is None and not asked["now"]:
         raise click.UsageError("say what to change: --at or --now, --priority, --move")
     if at is not None and asked["now"]:
         raise click.UsageError("--at and --now exclude each other")
-    where = bulk.chosen(terms, queue, asked)
+    where = bulk.chosen(asked)
     if not set(where.states) <= set(UNHELD):
         raise click.UsageError("only jobs that wait or are delayed can be edited; `jobpool dead retry` is for the dead")
     with session.broker() as backend:
@@ -275,7 +244,7 @@ def edit(
 
 
 def _carry_out(
-    where: MessageFilter, sweep: bulk.Answered, by_id: Callable[[], Mapping[str, StrEnum]], asked: dict[str, bool]
+    where: MessageFilter, sweep: bulk.Answered, by_id: Callable[[], Mapping[str, StrEnum]], asked: dict[str, Any]
 ) -> int:
     """Do it by ids at once, or to what matches once it is confirmed; return the exit code."""
     if asked["dry_run"] or not _is_bare(where):

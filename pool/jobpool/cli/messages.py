@@ -16,19 +16,25 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
+from jobpool.broker import control
+from jobpool.broker.filters import BadFilter, matching, parse_filter
+from jobpool.broker.values import REAP_LIMIT, Leases, MessageFilter, ReapPolicy, State
 from jobpool.cli.options import BROKER, Command, as_json, bare_id, option, queue_option
 from jobpool.cli.output import answer, answered, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
+from jobpool.message.death import Death, cause_headline, cause_values
+from jobpool.message.envelope import WIRE_VERSION, decode
 from jobpool.message.names import check_queue
 from jobpool.message.printable import headline, json_text, one_line, printable
+from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
 from jobpool.message.units import format_duration
 from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.control import Pause
-    from jobpool.broker.values import Message, MessageFilter, QueueStats
+    from jobpool.broker.values import Message, QueueStats
 
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
@@ -76,8 +82,6 @@ def inspect(session: Session, ident: str, queue: str | None) -> None:
 
     Counters, times, payload, last error, and how its last attempt was killed, or what it printed.
     """
-    from jobpool.broker.values import MessageFilter, State
-
     ident = bare_id(ident)
     with session.broker() as backend:
         if queue is None:
@@ -99,8 +103,6 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
 
     Of several bare words each is an id. With `changes`, for a verb that changes what it finds, a lone one is too.
     """
-    from jobpool.broker.filters import BadFilter, parse_filter
-
     if not all(term.strip(' "\t\n') for term in terms):  # of a shell's variable that is not set
         raise BadFilter("an empty word is not a filter; --all selects every message")
     bare = [term for term in terms if set(term).isdisjoint(':" \t\n')]
@@ -110,8 +112,6 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
 
 def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
-    from jobpool.broker.filters import matching
-
     with session.broker() as backend:
         if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue, shows=True)
@@ -128,8 +128,6 @@ def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = Fal
 
 def unknown_reason(where: MessageFilter) -> str:
     """Say that nothing has this reason, if it is not one of jobpool's; "" = it is, or none is asked for."""
-    from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
-
     known = FAILED_REASONS | OTHER_REASONS
     if where.reason is None or where.reason in known:
         return ""
@@ -142,15 +140,13 @@ def id_meant(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
     if text is None or where.ids:
         return where
     named = where.queue is not None and not backend.capabilities.makes_queues  # it may not be known yet
-    if (named and backend.count(type(where)(queue=where.queue, ids=(text,)), cap=1)) or backend.inspect(text):
+    if (named and backend.count(MessageFilter(queue=where.queue, ids=(text,)), cap=1)) or backend.inspect(text):
         return structs.replace(where, text=None, ids=(text,))
     return where
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     """Say that nothing was found, what is held, and which queues there are if the chosen one is empty."""
-    from jobpool.broker.values import State
-
     if told := unknown_reason(where):
         return told
     if len(where.ids) > 1:
@@ -178,8 +174,6 @@ def row(message: Message) -> list[str]:
 
 def dead_row(message: Message) -> list[str]:
     """Return a dead letter as the cells of `DEAD_COLUMNS`."""
-    from jobpool.message.death import Death
-
     return [
         *(message.id, message.queue, _handler(message), str(message.attempts), str(message.crashes), age(message)),
         message.reason or "",
@@ -201,8 +195,6 @@ def age(message: Message) -> str:
 
 def as_values(message: Message) -> dict[str, Any]:
     """Return a message as JSON values: times in RFC 3339, bodies of envelopes and posts decoded."""
-    from jobpool.message.death import cause_values
-
     names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "claims", "claim", "reason")
     values: dict[str, Any] = {name: getattr(message, name) for name in (*names, "last_error")}
     values["cause"] = cause_values(message.cause)
@@ -238,9 +230,6 @@ def _term(term: str) -> str:
 
 def _why(message: Message) -> str:
     """Return the reason of a dead letter, and the end of the last error: the line that names the exception."""
-    from jobpool.broker.values import State
-    from jobpool.message.death import cause_headline
-
     said = headline(message.last_error) or cause_headline(message.cause)
     if message.state is State.LEASED and message.expires_at is not None and message.expires_at <= time.time():
         return "its lease or claim has ended: the next claim, pool or `jobpool reap` frees it"
@@ -251,8 +240,6 @@ def _why(message: Message) -> str:
 
 
 def _body(body: bytes) -> dict[str, Any]:
-    from jobpool.message.envelope import WIRE_VERSION, decode
-
     try:
         envelope = decode(body, attempts=0)
     except MalformedEnvelope as error:
@@ -263,8 +250,6 @@ def _body(body: bytes) -> dict[str, Any]:
 
 
 def _describe(message: Message, values: dict[str, Any]) -> None:
-    from jobpool.message.death import Death
-
     long = {key: values.pop(key, None) for key in ("payload", "meta", "message", "body", "last_error", "cause")}
     width = max(len(key) for key in values)
     for key, value in values.items():
@@ -292,8 +277,6 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> No
     POOLS, in JSON "pools": pools of this user on this machine that serve the queue; `jobpool pools` lists those of all.
     PAUSED, in JSON "paused": why and until when a queue is paused, if it is.
     """
-    from jobpool.broker import control
-
     with session.broker() as backend:
         paused = control.read(backend).paused if backend.has_control else {}
         named = _named(session, backend, names + more)
@@ -331,9 +314,6 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> No
 @as_json
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
-    from jobpool.broker.values import REAP_LIMIT, Leases, ReapPolicy
-    from jobpool.message.death import cause_values
-
     policy = ReapPolicy(session.settings().max_crashes)
     reaped = []
     with session.broker() as backend:
@@ -404,8 +384,6 @@ def meet_queues(
 
 def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
     """Return `where`, less the states that the broker cannot list. Raises `Unsupported` when nothing is left."""
-    from jobpool.broker.values import State
-
     if backend.capabilities.lists_live or where.states == (State.DEAD,):
         return where
     cannot = f"{backend.scheme}:// shows dead letters alone"

@@ -106,9 +106,9 @@ def setting(key: str, section: str = "") -> Callable[[Function], Function]:
 
 
 def confirmed(function: Function) -> Function:
-    """Add `--yes` and `--dry-run`, for every verb that destroys."""
-    function = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")(function)
-    return option("-y", "--yes", is_flag=True, help="Do not ask.")(function)
+    """Add `--yes`, `--dry-run` and `--json`, for every verb that destroys."""
+    dry_run = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")
+    return _stack(function, [option("-y", "--yes", is_flag=True, help="Do not ask."), dry_run, as_json])
 
 
 def refuse(why: str, *names: str) -> None:

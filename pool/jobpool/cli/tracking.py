@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobpool.broker import tracking
 from jobpool.cli.messages import meet_queues, unseen
 from jobpool.cli.options import Command, as_json, bare_id, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note
@@ -39,8 +40,6 @@ def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
 
     Exit codes: 0 all are known, 1 one is not.
     """
-    from jobpool.broker import tracking
-
     idents = tuple(map(bare_id, idents))
     with session.broker() as backend:
         meet_queues(session, backend, needed=False)
@@ -63,9 +62,7 @@ def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
 
 def _values(backend: QueueBackend, one: JobStatus) -> dict[str, Any]:
     """Return what is known; of a batch, its counts too."""
-    from jobpool.broker.tracking import BATCH
-
-    batch = backend.find_batch(one.id) if one.handler == BATCH else None
+    batch = backend.find_batch(one.id) if one.handler == tracking.BATCH else None
     return one.to_dict() | ({name: getattr(batch, name) for name in COUNTS} if batch else {})
 
 
