@@ -139,19 +139,7 @@ def wait(
 
 
 def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
-    """Return what the job's handler returned: JSON values, with secrets masked.
-
-    Waits for the end of the job, `timeout` seconds at most; None = however long, 0 = not at all. A handle says that
-    there was such a job.
-
-    Raises:
-        ResultPending: It has not ended in this time.
-        JobFailed: It is dead, expired or cancelled.
-        ResultNotKept: It is done, and no result is kept, or not any more.
-        ResultTooLarge: It is done, and its result was above the cap.
-        UnknownJob: There is no such job.
-        Unsupported: This broker cannot tell whether it has ended.
-    """
+    """Return what a job's handler returned, and raise as `Jobs.result`. A handle says that there was such a job."""
     give_up, was_seen = give_up_at(timeout), False
     while True:
         found, kept = _look(backend, [ident])

@@ -99,7 +99,6 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
 
     held, rest = [], iter(idents)
     with session.broker() as backend:
-        _select(backend, queue)
         while batch := tuple(islice(rest, MOST_MESSAGES)):
             ends = backend.claims.delete_many(queue, batch, claim)
             held += [ident for ident, end in zip(batch, ends, strict=True) if end is Deleted.FORBIDDEN]
@@ -192,7 +191,6 @@ def renew(session: Session, queue: str, ident: str, ttl: float | None, grace: fl
 def release(session: Session, queue: str, idents: tuple[str, ...]) -> None:
     """Free the remaining messages of claims. Claims that have ended, or never were, are ignored."""
     with session.broker() as backend:
-        _select(backend, queue)
         freed = sum(backend.claims.release(queue, ident) for ident in idents)
     if not answered({"released": freed}):
         note(f"{plural(freed, 'message')} released")

@@ -116,13 +116,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
     said = shortened(headline(row["error"]) or str(row["output"] or ""), MAX_FIELD_CHARS)
     took = "-" if row["duration"] is None else f"{row['duration']:.3f}"
-    return [_moment(row["start"]), *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
+    began = moment(row["start"]) or "-"
+    return [began, *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
 
 
 def _tell(row: dict[str, Any]) -> None:
     for field, value in row.items():
         if field in ("start", "end"):
-            value = _moment(value)
+            value = moment(value) or "-"
         if field == "duration" and value is not None:
             value = f"{value:.6f} s"
         text = value if isinstance(value, str) else json_text(value)
@@ -135,16 +136,6 @@ def _tell(row: dict[str, Any]) -> None:
 
 def _texts(row: dict[str, Any], *fields: str) -> list[str]:
     return ["" if row[field] is None else str(row[field]) for field in fields]
-
-
-def _moment(unix: Any) -> str:
-    """Return it in UTC, to the second; "-" for none."""
-    if not isinstance(unix, int | float):
-        return "-"
-    try:
-        return moment(unix)
-    except (ValueError, OverflowError, OSError):
-        return "-"
 
 
 def _show_rollups(session: Session, asked: dict[str, Any]) -> None:
@@ -173,7 +164,7 @@ def _sums(row: Row) -> list[str]:
     mean = row.run.total / row.run.count if row.run.count else None
     times = [_seconds(mean, ""), *(_seconds(row.run.quantile(share), "≤") for share in (0.5, 0.95))]
     numbers = [f"{count:,}" for count in (*counts, other)]
-    return [_moment(row.start), row.queue or "-", row.handler or "-", *numbers, *times]
+    return [moment(row.start) or "-", row.queue or "-", row.handler or "-", *numbers, *times]
 
 
 def _seconds(value: float | None, sign: str) -> str:

@@ -47,7 +47,6 @@ DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, FAILED>, CRASH>, AGE>, REASON, CAU
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
 
-NEVER = 253_402_300_800.0  # Unix time of the year 10,000; a body may hold any
 TIMES = ("enqueued_at", "available_at", "died_at", "ends_at")
 
 terms_argument = click.argument("terms", nargs=-1, metavar="[FILTER]...")
@@ -199,14 +198,9 @@ def as_values(message: Message) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(message, name) for name in (*names, "last_error")}
     values["cause"] = cause_values(message.cause)
     values["state"] = message.state.value
-    values |= {name: _time(getattr(message, name)) for name in TIMES} | {"lease_until": _time(message.expires_at)}
+    times = {name: getattr(message, name) for name in TIMES} | {"lease_until": message.expires_at}
+    values |= {name: moment(time, "microseconds") for name, time in times.items()}
     return values | (_body(message.body) if message.handler else {"message": shown_value(message.body)})
-
-
-def _time(moment: float | None) -> str | None:
-    if moment is None or moment >= NEVER:
-        return None
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def shown_value(body: bytes) -> Any:
@@ -246,7 +240,7 @@ def _body(body: bytes) -> dict[str, Any]:
         return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
     names = ("name", "max_retries", "timeout", "idempotency_key", "payload", "meta")
     expires = envelope.expires if envelope.version <= WIRE_VERSION else None  # a newer one may keep anything there
-    return {"expires_at": _time(expires)} | {name: getattr(envelope, name) for name in names}
+    return {"expires_at": moment(expires, "microseconds")} | {name: getattr(envelope, name) for name in names}
 
 
 def _describe(message: Message, values: dict[str, Any]) -> None:
@@ -347,9 +341,12 @@ def _paused(pause: Pause | None) -> str:
     return " ".join(filter(None, ("yes", until, pause.reason)))
 
 
-def moment(unix: float) -> str:
-    """Return a time in UTC, to the second."""
-    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def moment(unix: Any, timespec: str = "seconds") -> str | None:
+    """Return a Unix time in UTC; None for what is not one: a body may hold any number."""
+    try:
+        return datetime.fromtimestamp(unix, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def meet_queues(
