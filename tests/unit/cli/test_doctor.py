@@ -333,6 +333,7 @@ def test_a_broker_that_answers_is_not_to_be_started(tmp_path: Path) -> None:
     (tmp_path / "jobs.db").write_bytes(b"not a database at all")
     [found] = broker.examine(settings(backend=f"sqlite:///{tmp_path}/jobs.db"))
     assert levels([found]) == [Level.PROBLEM]
+    assert "is not a SQLite database" in found.found
     assert "start it" not in str(found)
 
 
