@@ -20,10 +20,9 @@ from jobpool.cli.messages import meet_queues, moment
 from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answered, asks_json, columns, note, plural, say
 from jobpool.cli.session import Session
-from jobpool.message.names import check_queue
+from jobpool.message.names import check_queue, nearest_or_all
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
-from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
@@ -48,12 +47,10 @@ def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> da
             raise click.BadParameter(f"{text!r} is not a time: write 2h, or 2026-07-01T08:00+02:00") from None
 
 
-def _check_queues(_ctx: click.Context, _param: click.Parameter, queues: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names, all of which could be a queue's: before anything is done to the first."""
-    return tuple(map(check_queue, queues))
-
-
-queues_argument = click.argument("queues", nargs=-1, required=True, metavar="QUEUE...", callback=_check_queues)
+# All names are checked before anything is done to the first.
+queues_argument = click.argument(
+    "queues", nargs=-1, required=True, metavar="QUEUE...", callback=lambda *given: tuple(map(check_queue, given[2]))
+)
 
 
 @click.command("pause", cls=Command, short_help="Pause queues for all pools.")
@@ -85,8 +82,7 @@ def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ..
     known = sorted({*backend.queues(), *served})
     unknown = [queue for queue in dict.fromkeys(queues) if queue not in known]
     for queue in unknown:
-        near = nearest(queue, known) or (f"; there are {', '.join(known)}" if known else "")
-        note(f"queue {queue!r} holds no message, and no pool serves it{near}")
+        note(f"queue {queue!r} holds no message, and no pool serves it{nearest_or_all(queue, known)}")
     return set(unknown)
 
 

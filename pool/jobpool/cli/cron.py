@@ -21,7 +21,7 @@ from jobpool.cli.output import answer, asks_json, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.definition import rfc3339
-from jobpool.settings import nearest
+from jobpool.message.names import nearest_or_all
 from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ def next_(session: Session, schedule: str | None, limit: int, **flags: Any) -> N
     if schedule:
         names = [planned.name for planned in plan]
         if schedule not in names:
-            near = nearest(schedule, names) or f"; there are {', '.join(names)}"
-            raise ConfigurationError(f"no schedule is named {schedule!r}{near}")
+            raise ConfigurationError(f"no schedule is named {schedule!r}{nearest_or_all(schedule, names)}")
         plan = [plan[names.index(schedule)]]
     now, silent = datetime.now(UTC), {}
     with contextlib.suppress(JobpoolError):  # no broker is needed to look ahead

@@ -15,9 +15,9 @@ from jobpool.cli.output import answer, answered, asks_json, columns, note, plura
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import MOST_LINES
+from jobpool.message.names import nearest
 from jobpool.message.outcome import Status
 from jobpool.message.printable import headline, json_text, printable
-from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.message.setting_types import History

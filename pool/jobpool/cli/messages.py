@@ -25,11 +25,10 @@ from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
 from jobpool.message.death import Death, cause_headline, cause_values
 from jobpool.message.envelope import WIRE_VERSION, decode
-from jobpool.message.names import check_queue
+from jobpool.message.names import check_queue, nearest
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
 from jobpool.message.units import format_duration
-from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
