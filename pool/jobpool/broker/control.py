@@ -131,10 +131,14 @@ def pause(backend: QueueBackend, queue: str, reason: str = "", until: datetime |
 
 def resume(backend: QueueBackend, queue: str) -> bool:
     """Let pools fetch from a queue again; return whether it was paused."""
-    keys, key = backend.control_keys, PAUSE + check_queue(queue)
-    was_paused = keys.get_record(ASKED, key) is not None
-    keys.delete_records(ASKED, [key])
-    return was_paused
+    return _lift(backend, PAUSE + check_queue(queue))
+
+
+def _lift(backend: QueueBackend, key: str) -> bool:
+    """Take back what was asked; return whether it was."""
+    was_asked = backend.control_keys.get_record(ASKED, key) is not None
+    backend.control_keys.delete_records(ASKED, [key])
+    return was_asked
 
 
 def read(backend: QueueBackend) -> Asked:
@@ -324,10 +328,7 @@ def drain(backend: QueueBackend, pool: str) -> bool:
 
 def undrain(backend: QueueBackend, pool: str) -> bool:
     """Let a pool fetch again; return whether it was drained."""
-    keys = backend.control_keys
-    was_drained = keys.get_record(ASKED, DRAIN + pool) is not None
-    keys.delete_records(ASKED, [DRAIN + pool])
-    return was_drained
+    return _lift(backend, DRAIN + pool)
 
 
 def _seconds(until: Any, now: float) -> float:

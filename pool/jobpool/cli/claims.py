@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
+from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
 from jobpool.cli.enqueue import json_or_text, read_json
 from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
@@ -95,8 +96,6 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
 
     Messages that somebody else holds are left alone, and the exit code is 1; the others are deleted.
     """
-    from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
-
     held, rest = [], iter(idents)
     with session.broker() as backend:
         while batch := tuple(islice(rest, MOST_MESSAGES)):
