@@ -128,14 +128,14 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
 def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, Any], **limits: Any) -> None:
     with session.broker() as backend:
-        queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
+        queues = meet_queues(session, backend, where.queue)
         if where.queue is None and not where.ids and (foreign := backend.foreign_queues()):
             raise Unsupported(
                 f"nothing was changed: jobs in {', '.join(foreign)} are other programs' by their look. Name the queue"
                 " that you mean (-Q); `jobpool doctor` says how to keep them apart"
             )
         if _goes_whole(backend, where):
-            queues = queues or meet_queues(session, backend, where.queue)
+            queues = [where.queue] if where.queue else queues or backend.queues()
             confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
         else:
             confirm_and_run(Sweep(backend, where, verb, **limits), asked)

@@ -83,8 +83,7 @@ def inspect(session: Session, ident: str, queue: str | None) -> None:
     ident = bare_id(ident)
     with session.broker() as backend:
         if queue is None:
-            if not backend.capabilities.makes_queues:
-                meet_queues(session, backend)
+            meet_queues(session, backend)
             message = backend.inspect(ident)
         else:
             states = () if backend.capabilities.lists_live else (State.DEAD,)
@@ -111,8 +110,7 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
 def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
     with session.broker() as backend:
-        if not backend.capabilities.makes_queues:
-            meet_queues(session, backend, where.queue, shows=True)
+        meet_queues(session, backend, where.queue, shows=True)
         where = listable(backend, id_meant(backend, where))
         found = matching(backend, where, limit + 1 if limit else 0)
         shown = islice(found, limit or None)
@@ -324,7 +322,8 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> Non
 
 def _named(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
     parts = [part.strip() for name in names for part in name.split(",")]
-    return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend, shows=True)
+    named = [check_queue(part) for part in dict.fromkeys(parts)]
+    return named or meet_queues(session, backend, shows=True) or backend.queues()
 
 
 def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
@@ -351,19 +350,17 @@ def moment(unix: Any, timespec: str = "seconds") -> str | None:
 def meet_queues(
     session: Session, backend: QueueBackend, queue: str | None = None, *, needed: bool = True, shows: bool = False
 ) -> list[str]:
-    """Return the queues for a verb that names none; a broker that cannot list queues is told of the settings'.
+    """Tell a broker that cannot list its queues of the settings', for a verb that names none; return these.
 
-    `shows`: say which ones are shown.
+    Any other broker, and a verb with a `queue`, need none: []. `shows`: say which ones are shown.
 
     Raises:
         click.UsageError: One of those is not there, or one is `needed` and neither settings nor URL name any.
 
     Blocks for a round trip a queue, if at all.
     """
-    if queue is not None:
-        return [queue]
-    if backend.capabilities.makes_queues:
-        return backend.queues()
+    if queue is not None or backend.capabilities.makes_queues:
+        return []
     names = session.settings().queue_names or tuple(filter(None, [backend.only_queue]))
     cannot = f"{backend.scheme}:// cannot list its queues"
     if not names and needed:
