@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -15,12 +15,12 @@ import click
 from msgspec.structs import asdict
 
 from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
-from jobpool.cli.enqueue import json_or_text, read_json
+from jobpool.cli.enqueue import json_lines, json_or_text
 from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answered, columns, note, plural, say, table
 from jobpool.cli.session import Session
-from jobpool.errors import InvalidJob, JobpoolError, MalformedEnvelope
+from jobpool.errors import JobpoolError, MalformedEnvelope
 from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     if "-" in messages:
         raise click.UsageError("`-` is not a message: --file - reads stdin, and '\"-\"' is that text")
-    values = map(json_or_text, messages) if file is None else _from_lines(file)
+    values = map(json_or_text, messages) if file is None else (value for _, value in json_lines(file))
     with session.broker(makes=True) as backend, _wrong_usage():
         batches = _select(backend, queue).post_in_batches(values, ttl, delay)
         answer_ids(batches, "message", "posted; the ids are on stdout")
@@ -223,15 +223,6 @@ def _wrong_usage() -> Iterator[None]:
         raise
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            try:
-                yield read_json(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidJob(f"line {number} is not a JSON value: {error}") from None
 
 
 def _message_row(message: ClaimMessage, *, claimed: bool = False) -> list[str]:

@@ -214,16 +214,24 @@ def read_json(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=_refuse)
 
 
+def json_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the JSON value of each line that is not blank. Raises `InvalidJob`: one is not JSON."""
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                value = read_json(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidJob(f"line {number} is not a JSON value: {error}") from None
+            yield number, value
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is none")
 
 
 def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], fit: Fit) -> Iterator[JobDefinition]:
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
+    for number, value in json_lines(file):
         try:
-            value = read_json(line)
             if handler is not None:
                 value = {"handler": handler, "payload": value}
             elif not isinstance(value, dict) or "handler" not in value:

@@ -111,7 +111,7 @@ def test_lines_are_payloads_when_the_handler_is_named(jobpool: Jobpool) -> None:
 def test_a_bad_line_is_named_and_says_what_is_enqueued_already(jobpool: Jobpool, broker: QueueBackend) -> None:
     result = jobpool("enqueue", "report", "--file", "-", input="{}\n" * 1200 + "{oops\n")
     assert result.exit_code == 2
-    assert "line 1201: " in result.stderr
+    assert "line 1201 is not a JSON value: " in result.stderr
     assert "(1,000 jobs before it are enqueued; their ids are printed above)" in result.stderr
     assert broker.stats("default").waiting == 1000
     large = json.dumps("x" * 1_000_000)
