@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -453,15 +453,6 @@ def load(
     return Settings(**values)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest known word, or nothing when none is near."""
-    return _did_you_mean(nearest_word(word, known))
-
-
-def _did_you_mean(word: str) -> str:
-    return f"; did you mean {word!r}?" if word else ""
-
-
 def removed(source: str, key: str) -> str:
     """Return the sentence for a setting of former versions, which `source` gives."""
     return f"{source} is not a setting any more: {REMOVED[key]}"
@@ -475,7 +466,8 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
         # Without the prefix, which makes any two alike.
         near = MEANT.get(key.replace("-", "_")) or nearest_word(key, KEYS)
         near = f"{prefix}{near.upper()}" if near and prefix else near
-        raise ConfigurationError(f"{source} is not a setting of jobpool{_did_you_mean(near)}")
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ConfigurationError(f"{source} is not a setting of jobpool{hint}")
 
 
 def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:

@@ -17,7 +17,7 @@ import click
 
 from jobpool.broker.config_file import from_directory, working_directory
 from jobpool.cli.options import Command, as_json, option, time_option
-from jobpool.cli.output import answer_json, columns, note, table
+from jobpool.cli.output import answer_json, asks_json, columns, note, table
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 @option("--keep-all", is_flag=True, help="Keep folder, jobs and dead letters.")
 @as_json
 @click.pass_context
-def torture(
-    ctx: click.Context, /, session: Session, replay: str | None, shrink: bool, json_: bool, **given: Any
-) -> None:
+def torture(ctx: click.Context, /, session: Session, replay: str | None, shrink: bool, **given: Any) -> None:
     """Run pools under kills, stops, bad networks and moved clocks on your own broker; check the end of each job.
 
     It works in a queue of its own and empties it at the end; no other queue is touched, and the broker is neither
@@ -75,7 +73,7 @@ def torture(
         raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
     is_named = given["directory"] is not None
     folder = check_folder(Path(given["directory"])) if is_named else Path(tempfile.mkdtemp(prefix="jobpool-torture-"))
-    face = _Face(folder, session.log_level("warning") in ("info", "debug"), json_)
+    face = _Face(folder, session.log_level("warning") in ("info", "debug"), asks_json())
     try:
         result = face.run(options, faults)
     except BaseException:  # an interrupt too: at any end the folder is named, and the error goes on

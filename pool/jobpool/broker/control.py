@@ -14,15 +14,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from msgspec import MsgspecError, json, structs
+from msgspec import json, structs
 
-from jobpool.broker.key_store import all_records
+from jobpool.broker.key_store import all_records, read_record
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import BatchStatus
@@ -47,9 +46,6 @@ SILENT_AFTER_S = 3 * TELL_EVERY_S
 KEPT_S = 86400.0  # seconds for which the record of a killed pool is kept
 MAX_REASON_CHARS = 500
 PAGE_RECORDS = 1000
-
-
-Made = TypeVar("Made", "Pause", "Mark", "PoolRecord")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +131,14 @@ def pause(backend: QueueBackend, queue: str, reason: str = "", until: datetime |
 
 def resume(backend: QueueBackend, queue: str) -> bool:
     """Let pools fetch from a queue again; return whether it was paused."""
-    keys, key = backend.control_keys, PAUSE + check_queue(queue)
-    was_paused = keys.get_record(ASKED, key) is not None
-    keys.delete_records(ASKED, [key])
-    return was_paused
+    return _lift(backend, PAUSE + check_queue(queue))
+
+
+def _lift(backend: QueueBackend, key: str) -> bool:
+    """Take back what was asked; return whether it was."""
+    was_asked = backend.control_keys.get_record(ASKED, key) is not None
+    backend.control_keys.delete_records(ASKED, [key])
+    return was_asked
 
 
 def read(backend: QueueBackend) -> Asked:
@@ -147,19 +147,12 @@ def read(backend: QueueBackend) -> Asked:
     for key, value in all_records(backend.control_keys, ASKED):
         kind, colon, name = key.partition(":")
         if kind + colon == PAUSE:
-            asked.paused[name] = _made(Pause, value) or Pause(name)
+            asked.paused[name] = read_record(value, Pause) or Pause(name)
         elif kind + colon == DRAIN:
             asked.drained.add(name)
-        elif kind + colon == CANCEL and (mark := _made(Mark, value)):
+        elif kind + colon == CANCEL and (mark := read_record(value, Mark)):
             asked.cancels[name] = mark
     return asked
-
-
-def _made(kind: type[Made], value: bytes) -> Made | None:
-    """Return what a record holds, also one of a newer version, with more fields; None for what cannot be read."""
-    with suppress(MsgspecError, ValueError, RecursionError):
-        return json.decode(value, type=kind)
-    return None
 
 
 def cancel(
@@ -314,7 +307,7 @@ def tell(backend: QueueBackend, pool: PoolRecord) -> None:
 def pools(backend: QueueBackend) -> list[PoolRecord]:
     """Return all pools that have a record, the oldest first."""
     now = backend.control_time()
-    found = [_made(PoolRecord, value) for _, value in all_records(backend.control_keys, POOLS)]
+    found = [read_record(value, PoolRecord) for _, value in all_records(backend.control_keys, POOLS)]
     told = [replace(pool, silent=now - pool.seen > SILENT_AFTER_S) for pool in found if pool]
     return sorted(told, key=lambda pool: (pool.started, pool.id))
 
@@ -335,10 +328,7 @@ def drain(backend: QueueBackend, pool: str) -> bool:
 
 def undrain(backend: QueueBackend, pool: str) -> bool:
     """Let a pool fetch again; return whether it was drained."""
-    keys = backend.control_keys
-    was_drained = keys.get_record(ASKED, DRAIN + pool) is not None
-    keys.delete_records(ASKED, [DRAIN + pool])
-    return was_drained
+    return _lift(backend, DRAIN + pool)
 
 
 def _seconds(until: Any, now: float) -> float:

@@ -13,12 +13,18 @@ call again) and blocks for one round trip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from msgspec import MsgspecError, json
 
 from jobpool.errors import InvalidJob
 from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_RECORD_KEPT, MOST_LINES, Begun, Guards, Rate, check_keep
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_name, check_queue, storable
 from jobpool.message.units import check_count
+
+Kind = TypeVar("Kind")
 
 LONGEST_RECORD = 256 * 1024  # bytes of one record, or of one line of a log
 
@@ -159,6 +165,13 @@ def all_records(keys: KeyStore, space: str, *, after: str = "", page: int = 1000
         if len(found) < page:
             return
         after = found[-1][0]
+
+
+def read_record(value: bytes | None, kind: type[Kind]) -> Kind | None:
+    """Return what a record holds, also one of a newer version, with more fields; None for what cannot be read."""
+    with suppress(MsgspecError, ValueError, RecursionError):
+        return json.decode(value or b"", type=kind)
+    return None
 
 
 def _check_size(value: bytes) -> None:

@@ -25,6 +25,7 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
+from jobpool.message.names import nearest_word
 from jobpool.message.signing import EnvelopeSigner, Key
 
 logger = logging.getLogger("jobpool")
@@ -338,10 +339,8 @@ def _place(url: str) -> str:
     scheme = scheme_of(url)
     place = import_module(HOME).PLACES.get(scheme) or _installed().get(scheme)
     if place is None:
-        import difflib  # few programs need it
-
-        near = ["Endpoint=sb"] if scheme == "sb" else difflib.get_close_matches(scheme, _installed(), n=1)
-        hint = f"; did you mean '{near[0]}://…'?" if near else ""
+        near = "Endpoint=sb" if scheme == "sb" else nearest_word(scheme, _installed())
+        hint = f"; did you mean '{near}://…'?" if near else ""
         raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}{hint}")
     return place
 

@@ -139,19 +139,7 @@ def wait(
 
 
 def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
-    """Return what the job's handler returned: JSON values, with secrets masked.
-
-    Waits for the end of the job, `timeout` seconds at most; None = however long, 0 = not at all. A handle says that
-    there was such a job.
-
-    Raises:
-        ResultPending: It has not ended in this time.
-        JobFailed: It is dead, expired or cancelled.
-        ResultNotKept: It is done, and no result is kept, or not any more.
-        ResultTooLarge: It is done, and its result was above the cap.
-        UnknownJob: There is no such job.
-        Unsupported: This broker cannot tell whether it has ended.
-    """
+    """Return what a job's handler returned, and raise as `Jobs.result`. A handle says that there was such a job."""
     give_up, was_seen = give_up_at(timeout), False
     while True:
         found, kept = _look(backend, [ident])
@@ -176,17 +164,13 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
 def _check_told(backend: QueueBackend, ident: str, status: JobStatus) -> None:
     """Raise `Unsupported` where an unknown job may just as well wait or run."""
     can = backend.capabilities
-    if status.state is not JobState.UNKNOWN or can.finds_all or (can.lists_live and _is_own(ident, backend)):
+    is_own = isinstance(ident, JobHandle) and ident.is_of(backend)  # this client has seen it, and looks in its queue
+    if status.state is not JobState.UNKNOWN or can.finds_all or (can.lists_live and is_own):
         return
     cannot = "looks only in the queues that this client has used" if can.lists_live else "shows dead letters alone"
     cannot += f", so nobody can tell whether a job has ended, and {status.id} is not there"
     mend = "let its handler write what you wait for to a store of yours, or choose another backend"
     raise Unsupported(f"{backend.scheme}:// {cannot}: {mend}")
-
-
-def _is_own(ident: str, backend: QueueBackend) -> bool:
-    """Return whether this client has seen or enqueued the job, and so looks in its queue."""
-    return isinstance(ident, JobHandle) and ident.is_of(backend)
 
 
 def give_up_at(timeout: float | None) -> float:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
+from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
 from jobpool.cli import messages
 from jobpool.cli.messages import meet_queues, queue_term, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
-from jobpool.cli.output import answer_json, note, plural, say
+from jobpool.cli.output import answered, note, plural, say
 from jobpool.cli.session import INTERRUPTED, Session
 from jobpool.errors import JobpoolError, Unsupported
 from jobpool.message.printable import one_line
@@ -28,7 +29,7 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.values import MessageFilter, Verb
+    from jobpool.cli.options import Function
 
 EXAMPLES = 5
 LOOK = 100  # messages among which jobs are sought for examples: posted ones may stand before them
@@ -38,8 +39,12 @@ BATCH = 1000
 WORDS = {"delete": ("purge", "purged"), "cancel": ("cancel", "cancelled"), "edit": ("edit", "edited")}
 TICK = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
 
-all_option = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")
-letters_argument = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
+
+def selecting(function: Function) -> Function:
+    """Add the words, `--queue` and `--all` by which a verb selects what it changes: see `chosen`."""
+    words = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
+    every = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")
+    return words(queue_term(every(function)))
 
 
 @click.command("list", cls=Command)
@@ -47,80 +52,60 @@ letters_argument = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 @queue_term
 @messages.limit_option
 @as_json
-def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
+def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int) -> None:
     """List dead letters with reason and cause. FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
-    messages.show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
+    messages.show(session, _dead(read_filter(terms, queue)), limit, dead=True)
 
 
 @click.command("retry", cls=Command, short_help="Retry dead letters.")
-@letters_argument
-@queue_term
-@all_option
+@selecting
 @option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Retry at most N a minute, evenly.")
 @option("--keep-counters", is_flag=True, help="Keep attempts, crashes and the last error.")
 @confirmed
-@as_json
-def dead_retry(session: Session, terms: tuple[str, ...], queue: str | None, rate: float | None, **asked: bool) -> None:
+def dead_retry(session: Session, rate: float | None, **asked: Any) -> None:
     """Retry dead letters under their ids, with all counters at 0; FILTER as in `jobpool list`.
 
     A letter that dies again meanwhile waits for the next run of the command. After Ctrl-C, the same command goes on.
     """
-    from jobpool.broker.values import Verb
-
-    where = _dead(chosen(terms, queue, asked))
-    _carry_out(session, where, Verb.RESUME if asked["keep_counters"] else Verb.RETRY, asked, rate=rate)
+    verb = Verb.RESUME if asked["keep_counters"] else Verb.RETRY
+    _carry_out(session, _dead(chosen(asked)), verb, asked, rate=rate)
 
 
 @click.command("purge", cls=Command)
-@letters_argument
-@queue_term
-@all_option
+@selecting
 @option("--older-than", metavar="TIME", help="Select letters that died longer ago; the same as age:>TIME.")
 @option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the newest N.")
 @confirmed
-@as_json
-def dead_purge(
-    session: Session, terms: tuple[str, ...], queue: str | None, older_than: str | None, keep: int, **asked: bool
-) -> None:
+def dead_purge(session: Session, older_than: str | None, keep: int, **asked: Any) -> None:
     """Delete dead letters, the oldest first; FILTER as in `jobpool list`."""
-    from jobpool.broker.values import Verb
-
     older = () if older_than is None else (f"age:>{older_than}",)
-    where = _dead(chosen(terms, queue, asked, *older, is_bounded=bool(keep or older)))
-    _carry_out(session, where, Verb.DELETE, asked, keep=keep)
+    where = chosen(asked, *older, is_bounded=bool(keep or older))
+    _carry_out(session, _dead(where), Verb.DELETE, asked, keep=keep)
 
 
 @click.command("purge", cls=Command, short_help="Delete messages.")
-@terms_argument
-@queue_term
-@all_option
+@selecting
 @confirmed
-@as_json
-def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: bool) -> None:
+def purge(session: Session, **asked: Any) -> None:
     """Delete waiting, delayed and dead messages, not leased ones. FILTER as in `jobpool list`."""
-    from jobpool.broker.values import UNHELD, State, Verb
-
-    where = chosen(terms, queue, asked)
+    where = chosen(asked)
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")
     anywhere = (State.DEAD,) if where.reason is not None else (*UNHELD, State.DEAD)
     _carry_out(session, structs.replace(where, states=where.states or anywhere), Verb.DELETE, asked)
 
 
-def chosen(
-    terms: tuple[str, ...], queue: str | None, asked: dict[str, bool], *more: str, is_bounded: bool = False
-) -> MessageFilter:
-    """Return the filter. Refuse a verb without one, unless `is_bounded` by another option."""
-    if not (terms or queue or asked["all_"] or is_bounded):
+def chosen(asked: dict[str, Any], *more: str, is_bounded: bool = False) -> MessageFilter:
+    """Return the filter of `selecting`, and `more` terms. Refuse none, unless `is_bounded` by another option."""
+    terms, queue, all_ = asked["terms"], asked["queue"], asked["all_"]
+    if not (terms or queue or all_ or is_bounded):
         raise click.UsageError("say which messages: a FILTER such as queue:reports reason:timeout, or --all")
-    if terms and asked["all_"]:
+    if terms and all_:
         raise click.UsageError("a FILTER and --all exclude each other")
     return read_filter((*terms, *more), queue, changes=True)
 
 
 def _dead(where: MessageFilter) -> MessageFilter:
-    from jobpool.broker.values import State
-
     if where.states not in ((), (State.DEAD,)):
         raise click.UsageError("this verb is for dead letters only: leave out the term state:")
     return structs.replace(where, states=(State.DEAD,))
@@ -131,11 +116,9 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
     Raises `Unsupported` if `where` picks out some of the messages that are not dead.
     """
-    from jobpool.broker.values import State
-
     if backend.capabilities.keeps_records or where.states == (State.DEAD,):
         return False
-    if structs.replace(where, queue=None, states=()) == type(where)():
+    if structs.replace(where, queue=None, states=()) == MessageFilter():
         return True
     raise Unsupported(
         f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only:"
@@ -143,22 +126,22 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
     )
 
 
-def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, bool], **limits: Any) -> None:
+def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, Any], **limits: Any) -> None:
     with session.broker() as backend:
-        queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
+        queues = meet_queues(session, backend, where.queue)
         if where.queue is None and not where.ids and (foreign := backend.foreign_queues()):
             raise Unsupported(
                 f"nothing was changed: jobs in {', '.join(foreign)} are other programs' by their look. Name the queue"
                 " that you mean (-Q); `jobpool doctor` says how to keep them apart"
             )
         if _goes_whole(backend, where):
-            queues = queues or meet_queues(session, backend, where.queue)
+            queues = [where.queue] if where.queue else queues or backend.queues()
             confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
         else:
             confirm_and_run(Sweep(backend, where, verb, **limits), asked)
 
 
-def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> None:
+def confirm_and_run(sweep: Sweep, asked: dict[str, Any], members: int = 0) -> None:
     """Do it once it is confirmed. `matched`, in JSON: messages by the look before; beyond `CAP`, what was changed.
 
     `members`: of batches, which a dry run has counted beside these.
@@ -168,8 +151,7 @@ def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> N
     _check_ids(sweep, count)
     if not count and (told := messages.unknown_reason(sweep.where)):
         raise click.ClickException(told)
-    if asked["json_"] and (asked["dry_run"] or not count):
-        answer_json({"matched": count + members, done: 0})
+    if (asked["dry_run"] or not count) and answered({"matched": count + members, done: 0}):
         return
     if not count:
         kept = "no message is older than the newest to keep"
@@ -190,9 +172,7 @@ def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> N
     if changed < count and not isinstance(sweep, Answered):  # which has told of the others
         left = plural(count - changed, "message")
         note(f"{left} not {done}: held by others for now, or gone; call again in a minute")
-    if asked["json_"]:
-        answer_json({"matched": max(count, changed), done: changed})
-    else:
+    if not answered({"matched": max(count, changed), done: changed}):
         say(f"{plural(changed, 'message')} {done}")
 
 
@@ -286,8 +266,6 @@ class Sweep:
 
     def _round(self, most: int, bar: Any) -> bool:
         """Do up to `most` messages, and return True if there were that many."""
-        from jobpool.broker.values import Verb
-
         size = BATCH if self.rate is None else max(1, int(self.rate / 60 * TICK))
         left = most
         while left > 0:
@@ -337,8 +315,6 @@ class WholeQueues(Sweep):
 
     def _round(self, most: int, bar: Any) -> bool:
         """Carry out all in one round: there is no other after it."""
-        from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
-
         all_states = {*UNHELD, State.DEAD} <= set(self.where.states)
         for queue in self.queues:
             whole = MessageFilter(queue=queue, states=() if all_states else self.where.states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -14,12 +14,13 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
-from jobpool.cli.enqueue import json_or_text, read_json
+from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
+from jobpool.cli.enqueue import json_lines, json_or_text
 from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
-from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say, table
+from jobpool.cli.output import answer, answer_ids, answered, columns, note, plural, say, table
 from jobpool.cli.session import Session
-from jobpool.errors import InvalidJob, JobpoolError, MalformedEnvelope
+from jobpool.errors import JobpoolError, MalformedEnvelope
 from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
@@ -50,13 +51,7 @@ claim_argument = click.argument("ident", metavar="CLAIM")
 @option("--file", type=click.File("rb"), metavar="FILE", help="File of messages, one JSON value a line; - = stdin.")
 @as_json
 def post(
-    session: Session,
-    queue: str,
-    messages: tuple[str, ...],
-    ttl: float | None,
-    delay: float,
-    file: IO[bytes] | None,
-    json_: bool,
+    session: Session, queue: str, messages: tuple[str, ...], ttl: float | None, delay: float, file: IO[bytes] | None
 ) -> None:
     """Add messages to a queue, to be claimed, and print their ids.
 
@@ -69,10 +64,10 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     if "-" in messages:
         raise click.UsageError("`-` is not a message: --file - reads stdin, and '\"-\"' is that text")
-    values = map(json_or_text, messages) if file is None else _from_lines(file)
+    values = map(json_or_text, messages) if file is None else (value for _, value in json_lines(file))
     with session.broker(makes=True) as backend, _wrong_usage():
         batches = _select(backend, queue).post_in_batches(values, ttl, delay)
-        answer_ids(json_, batches, "message", "posted; the ids are on stdout")
+        answer_ids(batches, "message", "posted; the ids are on stdout")
 
 
 @click.command("list", cls=Command, common=SIGNER, short_help="List the free messages of a queue.")
@@ -80,16 +75,15 @@ def post(
 @option("--claimed", is_flag=True, help="Show claimed and leased messages too.")
 @limit_option
 @as_json
-def list_messages(session: Session, queue: str, claimed: bool, limit: int, json_: bool) -> None:
+def list_messages(session: Session, queue: str, claimed: bool, limit: int) -> None:
     """List the messages of a queue that a claim could take, jobs too, in the order of their enqueue."""
     with session.broker() as backend:
         found = _select(backend, queue).messages(claimed=claimed)
         titles, row = LISTED if claimed else MESSAGES, partial(_message_row, claimed=claimed)
         shown = islice(found, limit or None)
-        answer(json_, shown, _message_values, titles, row, f"no message of queue {queue!r} is free")
-        more = next(found, None) is not None
-    if more and not json_:
-        note(MORE.format(limit))
+        answer(shown, _message_values, titles, row, f"no message of queue {queue!r} is free")
+        if next(found, None):
+            note(MORE.format(limit))
 
 
 @click.command("delete", cls=Command, short_help="Delete messages by id.")
@@ -97,23 +91,18 @@ def list_messages(session: Session, queue: str, claimed: bool, limit: int, json_
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
 @option("--claim", metavar="CLAIM", help="Claim that holds the messages.")
 @as_json
-def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None, json_: bool) -> None:
+def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None) -> None:
     """Delete messages: free ones, or with --claim those that it holds. To delete one again is not an error.
 
     Messages that somebody else holds are left alone, and the exit code is 1; the others are deleted.
     """
-    from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
-
     held, rest = [], iter(idents)
     with session.broker() as backend:
-        _select(backend, queue)
         while batch := tuple(islice(rest, MOST_MESSAGES)):
             ends = backend.claims.delete_many(queue, batch, claim)
             held += [ident for ident, end in zip(batch, ends, strict=True) if end is Deleted.FORBIDDEN]
     done = [ident for ident in idents if ident not in held]
-    if json_:
-        answer_json({"deleted": done, "forbidden": held})
-    elif done:
+    if not answered({"deleted": done, "forbidden": held}) and done:
         note(f"{plural(len(done), 'message')} deleted, or gone before")
     if held:
         mend = f"not claim {claim}" if claim else "name its claim with --claim, or leave it to its holder"
@@ -124,15 +113,14 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
 @queue_argument
 @option("--limit", type=int, default=1, show_default=True, metavar="N", help="Largest number of messages, 1 to 20.")
 @as_json
-def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
+def pop(session: Session, queue: str, limit: int) -> None:
     """Take the oldest free messages, delete them, and print them, one a line. Nothing brings them back.
 
     Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
     """
     with session.broker(makes=True) as backend, _wrong_usage():
         taken = _select(backend, queue).pop(limit)
-    if json_:
-        answer_json([_message_values(message) for message in taken])
+    if answered([_message_values(message) for message in taken]):
         return
     for message in taken:
         if sys.stdout.isatty():
@@ -153,7 +141,7 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 @time_option("--grace", default="60s", show_default=True, help=OUTLIVE)
 @option("--max-claims", type=int, default=0, metavar="N", help="Claims that a message survives.  [default: no limit]")
 @as_json
-def create(session: Session, queue: str, limit: int, ttl: float, grace: float, max_claims: int, json_: bool) -> None:
+def create(session: Session, queue: str, limit: int, ttl: float, grace: float, max_claims: int) -> None:
     """Claim the oldest free messages of a queue, and show them.
 
     Nobody else gets them until the claim ends. Delete each one when it is done, renew the claim if it takes longer, and
@@ -163,10 +151,9 @@ def create(session: Session, queue: str, limit: int, ttl: float, grace: float, m
         with _wrong_usage():
             found = _select(backend, queue, max_claims).claim(limit, ttl, grace)
         if found is not None:
-            _show(found, json_)
+            _show(found)
             return
-    if json_:
-        answer_json(None)
+    answered(None)
     note(f"no message of queue {queue!r} is free")
 
 
@@ -174,10 +161,10 @@ def create(session: Session, queue: str, limit: int, ttl: float, grace: float, m
 @queue_argument
 @claim_argument
 @as_json
-def show(session: Session, queue: str, ident: str, json_: bool) -> None:
+def show(session: Session, queue: str, ident: str) -> None:
     """Show a claim and the messages that are still in it."""
     with session.broker() as backend:
-        _show(_select(backend, queue).get_claim(ident), json_)
+        _show(_select(backend, queue).get_claim(ident))
 
 
 @click.command("renew", cls=Command, common=SIGNER, short_help="Hold the messages of a claim for longer.")
@@ -186,42 +173,37 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @time_option("--ttl", help=f"{HOLD}  [default: as before]")
 @time_option("--grace", help=f"{OUTLIVE}  [default: as before]")
 @as_json
-def renew(session: Session, queue: str, ident: str, ttl: float | None, grace: float | None, json_: bool) -> None:
+def renew(session: Session, queue: str, ident: str, ttl: float | None, grace: float | None) -> None:
     """Hold the messages of a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
         claim = _select(backend, queue).get_claim(ident)
         with _wrong_usage():
             claim.renew(ttl, grace)
-        if json_:
-            answer_json(_claim_values(claim))
-            return
-    note(f"{plural(len(claim), 'message')} held for {format_duration(claim.ttl)} from now")
+        if not answered(_claim_values(claim)):
+            note(f"{plural(len(claim), 'message')} held for {format_duration(claim.ttl)} from now")
 
 
 @click.command("release", cls=Command, short_help="Free the remaining messages of claims.")
 @queue_argument
 @click.argument("idents", nargs=-1, required=True, metavar="CLAIM...")
 @as_json
-def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) -> None:
+def release(session: Session, queue: str, idents: tuple[str, ...]) -> None:
     """Free the remaining messages of claims. Claims that have ended, or never were, are ignored."""
     with session.broker() as backend:
-        _select(backend, queue)
         freed = sum(backend.claims.release(queue, ident) for ident in idents)
-    if json_:
-        answer_json({"released": freed})
-    else:
+    if not answered({"released": freed}):
         note(f"{plural(freed, 'message')} released")
 
 
 @click.command("list", cls=Command, short_help="List the live claims of queues.")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @as_json
-def list_claims(session: Session, queues: tuple[str, ...], json_: bool) -> None:
+def list_claims(session: Session, queues: tuple[str, ...]) -> None:
     """List the live claims of these queues, or of all."""
     with session.broker() as backend:
         _ = backend.claims  # where there are none, that is the answer, whatever queues there are
         held = [one for name in queues or backend.queues() for one in _select(backend, name).claims()]
-    answer(json_, held, _held_values, CLAIMS, _held_row, "there are no claims")
+    answer(held, _held_values, CLAIMS, _held_row, "there are no claims")
 
 
 def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
@@ -241,15 +223,6 @@ def _wrong_usage() -> Iterator[None]:
         raise
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            try:
-                yield read_json(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidJob(f"line {number} is not a JSON value: {error}") from None
 
 
 def _message_row(message: ClaimMessage, *, claimed: bool = False) -> list[str]:
@@ -278,9 +251,8 @@ def _message_values(message: ClaimMessage) -> dict[str, Any]:
     return values | {"payload": shown_value(message.body)} | ({} if is_text else exact)
 
 
-def _show(claim: Claim, json_: bool) -> None:
-    if json_:
-        answer_json(_claim_values(claim))
+def _show(claim: Claim) -> None:
+    if answered(_claim_values(claim)):
         return
     say(f"claim {claim.id}")
     note(

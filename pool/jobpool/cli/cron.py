@@ -17,11 +17,11 @@ from msgspec import structs
 
 from jobpool.cli.main import logged_failure
 from jobpool.cli.options import COMMON_KEYS, Command, as_json, option, refuse, setting
-from jobpool.cli.output import answer, columns, note
+from jobpool.cli.output import answer, asks_json, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.definition import rfc3339
-from jobpool.settings import nearest
+from jobpool.message.names import nearest_or_all
 from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def app(function: Function) -> Function:
 @setting("cron_grace", "Options")
 @app
 @as_json
-@click.pass_context
-def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | None, json_: bool, **flags: Any) -> None:
+def run(session: Session, once: bool, test_time: str | None, **flags: Any) -> int:
     """Run the app's schedules, beside or without pools. Of any number of schedulers, one fires each instant.
 
     \b
@@ -63,7 +62,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
 
     if once and test_time is not None:
         raise click.UsageError("--once and --test-time exclude each other")
-    if json_ and not once and test_time is None:
+    if asks_json() and not once and test_time is None:
         raise click.UsageError("--json is for --once or --test-time; a log of JSON lines is --log-format json")
     if test_time is not None:
         refuse("is not for --test-time, which fires one minute's schedules, and makes up for none", "cron_grace")
@@ -73,7 +72,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
         configure(start.log_level, start.log_format).write_in_background()
         with logged_failure(start.log_format, "the scheduler ends"):
             serve(start)
-        return
+        return 0
     schedulers = _schedulers(start)
     with opened(start) as backend:
         runner = runner_of(start, backend, schedulers)
@@ -84,20 +83,20 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
             report([firing], start.options)
         else:
             say_output(firing, start.options)
-    answer(json_, firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
-    ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))
+    answer(firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
+    return int(any(firing.status.value in ("failed", "later") for firing in firings))
 
 
 @click.command("list", cls=Command, short_help="Show the schedules, and what each did last.")
 @app
 @as_json
-def list_(session: Session, json_: bool, **flags: Any) -> None:
+def list_(session: Session, **flags: Any) -> None:
     """Show the app's schedules: where each fires, when it fired last and by whom, when it fires next here."""
     start = _start(session, flags)
     plan = _plan(start)
     now, records = _asked(start, plan)
     rows = [_values(planned, records.get(planned.name), now, start.environment) for planned in plan]
-    answer(json_, rows, dict, LISTED, _cells)
+    answer(rows, dict, LISTED, _cells)
     _note_silent([row["name"] for row in rows if row["silent_until"]])
 
 
@@ -106,7 +105,7 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
 @option("--limit", type=click.IntRange(1, 1000), default=5, metavar="N", help="Show the next N instants.  [default: 5]")
 @app
 @as_json
-def next_(session: Session, schedule: str | None, limit: int, json_: bool, **flags: Any) -> None:
+def next_(session: Session, schedule: str | None, limit: int, **flags: Any) -> None:
     """Show when one or all schedules are due next. Schedules that are disabled, or of other environments, are left out.
 
     Without an answer of the broker, this machine's clock counts.
@@ -118,8 +117,7 @@ def next_(session: Session, schedule: str | None, limit: int, json_: bool, **fla
     if schedule:
         names = [planned.name for planned in plan]
         if schedule not in names:
-            near = nearest(schedule, names) or f"; there are {', '.join(names)}"
-            raise ConfigurationError(f"no schedule is named {schedule!r}{near}")
+            raise ConfigurationError(f"no schedule is named {schedule!r}{nearest_or_all(schedule, names)}")
         plan = [plan[names.index(schedule)]]
     now, silent = datetime.now(UTC), {}
     with contextlib.suppress(JobpoolError):  # no broker is needed to look ahead
@@ -131,7 +129,7 @@ def next_(session: Session, schedule: str | None, limit: int, json_: bool, **fla
         if planned.why_not(start.environment) is None
     ]
     coming = [row for _, row in islice(heapq.merge(*ahead, key=itemgetter(0)), limit)]
-    answer(json_, coming, dict, COMING, _coming_cells, "nothing is due any more")
+    answer(coming, dict, COMING, _coming_cells, "nothing is due any more")
     _note_left_out(plan, start.environment)
     _note_silent(silent)
 

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from jobpool.cli import options
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_json, note, plural
+from jobpool.cli.output import answered, asks_json, note, plural
 from jobpool.cli.session import Session, find_app, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.message.printable import one_line
@@ -27,10 +27,7 @@ _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"
 @option("--ignore", multiple=True, metavar="CHECK", help="Name of a check to leave out; repeatable.")
 @as_json
 @options.settings
-@click.pass_context
-def doctor(
-    ctx: click.Context, /, session: Session, strict: bool, ignore: tuple[str, ...], json_: bool, **flags: Any
-) -> None:
+def doctor(session: Session, strict: bool, ignore: tuple[str, ...], **flags: Any) -> int:
     """Check configuration, machine and broker for what loses jobs; a line a check, each with its mend.
 
     Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
@@ -53,17 +50,15 @@ def doctor(
             ignored.add(finding.check)
             continue
         found.append(finding)
-        if not json_:
+        if not asks_json():
             style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
             level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
             click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`: colours
     counts = {word: sum(finding.level.value == word for finding in found) for word in ("problem", "warning")}
     well = not (counts["problem"] or (strict and counts["warning"]))
-    if json_:
-        answer_json({"well": well, "findings": [asdict(finding) for finding in found]})
-    else:
+    if not answered({"well": well, "findings": [asdict(finding) for finding in found]}):
         told = [plural(count, word) for word, count in counts.items() if count]
         note(f"{plural(len(found), 'line')} of checks: {', '.join(told) or 'all is well'}")
     if missed := sorted(set(ignore) - ignored):
         note(f"no check to ignore is called {', '.join(missed)}")
-    ctx.exit(0 if well else 1)
+    return 0 if well else 1

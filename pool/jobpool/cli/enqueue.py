@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import SIGNER, Command, as_json, option, queue_option, setting
-from jobpool.cli.output import answer_ids, note, plural
+from jobpool.cli.options import SIGNER, Command, as_json, option, queue_option, setting, time_option
+from jobpool.cli.output import answer_ids, asks_json, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition, check_may_start
@@ -24,8 +24,6 @@ from jobpool.message.units import parse_duration
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.handlers.registry import HandlerRegistry
-
-SHOWN_HANDLERS = 10  # names in the sentence about an unknown one
 
 Fit = Callable[[JobDefinition], JobDefinition]
 
@@ -37,13 +35,13 @@ Fit = Callable[[JobDefinition], JobDefinition]
 @option("--no-check", is_flag=True, help="Do not import the app, and enqueue unseen.")
 @queue_option("Queue.  [default: the handler's; `default` if it names none]")
 @option("-p", "--priority", type=int, metavar="N", help="Priority, 0 to 255; smaller runs sooner.  [default: 5]")
-@option("--delay", metavar="TIME", help="Time from now before which it does not run.")
+@time_option("--delay", help="Time from now before which it does not run.")
 @option("--max-retries", type=int, metavar="N", help="Number of retries after a failed first run.")
-@option("--timeout", metavar="TIME", help="Hard timeout of an attempt; 0 = unlimited.")
+@time_option("--timeout", help="Hard timeout of an attempt; 0 = unlimited.")
 @option("--id", metavar="ID", help="Id; enqueued again, it changes nothing. Not on beanstalkd and Service Bus.")
 @option("--job-name", metavar="NAME", help="Name of the job, in logs and for --single-instance.  [default: HANDLER]")
-@option("--expires-in", metavar="TIME", help="Time from now after which it is not started any more, but dead.")
-@option("--result-ttl", metavar="TIME", help="Time for which the result is kept, 30 days at most.  [default: 0]")
+@time_option("--expires-in", help="Time from now after which it is not started any more, but dead.")
+@time_option("--result-ttl", help="Time for which the result is kept, 30 days at most.  [default: 0]")
 @option("--idempotency-key", metavar="KEY", help="Key under which one job succeeds; later ones are skipped.")
 @option("--unique", is_flag=True, default=None, help="Enqueue only if the queue knows no job with this key.")
 @option("--single-instance", is_flag=True, default=None, help="Run one job of this name at a time.")
@@ -56,7 +54,6 @@ def enqueue(
     payload: tuple[str, ...],
     apps: tuple[str, ...],
     file: IO[bytes] | None,
-    json_: bool,
     no_check: bool,
     **options: Any,
 ) -> None:
@@ -92,11 +89,11 @@ def enqueue(
         value = read_payload(payload, partial(registry.fits, handler) if registry else None)
         single = _fitting(registry)(_definition({**defaults, "handler": handler, "payload": value}))
         definitions = iter([single])
-    counts = file is not None and not json_ and sys.stdout.isatty()
+    counts = file is not None and not asks_json() and sys.stdout.isatty()
     with session.broker(makes=True) as backend:
         batches = _enqueue(backend, definitions)
         told = "are enqueued" if counts else "are enqueued; their ids are printed above"
-        answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
+        answer_ids(batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
     if single:
         unseen = not (no_check or "queue" in defaults or session.is_quiet or session.settings(apps=apps).apps)
         if unseen:
@@ -156,7 +153,7 @@ def _fitting(registry: HandlerRegistry | None) -> Fit:
     """
     if registry is None:
         return lambda definition: definition
-    from jobpool.handlers.registry import HandlerNotAllowed, UnknownHandler
+    from jobpool.handlers.registry import HandlerNotAllowed, UnknownHandler, no_handler
 
     queues = {info.name: info.queues for info in registry.infos()}
 
@@ -174,15 +171,6 @@ def _fitting(registry: HandlerRegistry | None) -> Fit:
         return replace(definition, queue=queue)
 
     return fit
-
-
-def no_handler(name: str, known: Collection[str]) -> str:
-    """Return the sentence about a name that no handler of the app has."""
-    from jobpool.settings import nearest
-
-    more = ", …" if len(known) > SHOWN_HANDLERS else ""
-    near = nearest(name, known) or f"; there are {', '.join([*known][:SHOWN_HANDLERS])}{more}"
-    return f"the app has no handler {name!r}{near}"
 
 
 def read_payload(words: tuple[str, ...], fits: Callable[[str, Any], bool] | None = None) -> Any:
@@ -226,16 +214,24 @@ def read_json(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=_refuse)
 
 
+def json_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the JSON value of each line that is not blank. Raises `InvalidJob`: one is not JSON."""
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                value = read_json(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidJob(f"line {number} is not a JSON value: {error}") from None
+            yield number, value
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is none")
 
 
 def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], fit: Fit) -> Iterator[JobDefinition]:
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
+    for number, value in json_lines(file):
         try:
-            value = read_json(line)
             if handler is not None:
                 value = {"handler": handler, "payload": value}
             elif not isinstance(value, dict) or "handler" not in value:

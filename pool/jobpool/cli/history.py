@@ -11,13 +11,13 @@ import click
 
 from jobpool.cli.messages import moment
 from jobpool.cli.options import Command, as_json, option, queue_option, refuse, time_option
-from jobpool.cli.output import answer, answer_json, columns, note, plural, say
+from jobpool.cli.output import answer, answered, asks_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import MOST_LINES
+from jobpool.message.names import nearest
 from jobpool.message.outcome import Status
 from jobpool.message.printable import headline, json_text, printable
-from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.message.setting_types import History
@@ -52,7 +52,7 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 @queue_option("Show this queue only.")
 @option("--handler", metavar="HANDLER", help="With --rollup: show this handler only.")
 @as_json
-def history(session: Session, job: str | None, rollup: bool, json_: bool, **asked: Any) -> None:
+def history(session: Session, job: str | None, rollup: bool, **asked: Any) -> None:
     """Show the recorded attempts of NAME, the newest first; without NAME, the names.
 
     \b
@@ -71,19 +71,17 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
             refuse("needs a NAME", "queue", *OF_ATTEMPTS)
     settings = session.settings(history=asked["where"] or None)
     if rollup:
-        _show_rollups(session, asked, json_)
+        _show_rollups(session, asked)
         return
     with _place(session, settings.history) as place:
         if job is not None:
-            _show_attempts(place, job, asked, json_)
+            _show_attempts(place, job, asked)
             return
         names = place.names()
-    if json_:
-        answer_json(names)
-        return
-    for name in names:
-        say(name)
-    note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
+    if not answered(names):
+        for name in names:
+            say(name)
+        note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
 
 
 @contextmanager
@@ -101,16 +99,16 @@ def _place(session: Session, history: History) -> Iterator[Place]:
         )
 
 
-def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) -> None:
+def _show_attempts(place: Place, name: str, asked: dict[str, Any]) -> None:
     status, queue, limit = asked["status"], asked["queue"], asked["limit"]
     rows = place.read(name, MOST_LINES if status or queue else limit)  # all, so that rare ones are found
     rows = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])][:limit]
-    if rows and asked["full"] and not json_:
+    if rows and asked["full"] and not asks_json():
         for row in rows:
             _tell(row)
     else:
         near = "" if rows else nearest(name, set(place.names()) - {name})
-        answer(json_, rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded{near}")
+        answer(rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded{near}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -118,13 +116,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
     said = shortened(headline(row["error"]) or str(row["output"] or ""), MAX_FIELD_CHARS)
     took = "-" if row["duration"] is None else f"{row['duration']:.3f}"
-    return [_moment(row["start"]), *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
+    began = moment(row["start"]) or "-"
+    return [began, *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
 
 
 def _tell(row: dict[str, Any]) -> None:
     for field, value in row.items():
         if field in ("start", "end"):
-            value = _moment(value)
+            value = moment(value) or "-"
         if field == "duration" and value is not None:
             value = f"{value:.6f} s"
         text = value if isinstance(value, str) else json_text(value)
@@ -139,17 +138,7 @@ def _texts(row: dict[str, Any], *fields: str) -> list[str]:
     return ["" if row[field] is None else str(row[field]) for field in fields]
 
 
-def _moment(unix: Any) -> str:
-    """Return it in UTC, to the second; "-" for none."""
-    if not isinstance(unix, int | float):
-        return "-"
-    try:
-        return moment(unix)
-    except (ValueError, OverflowError, OSError):
-        return "-"
-
-
-def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
+def _show_rollups(session: Session, asked: dict[str, Any]) -> None:
     from jobpool.telemetry.metrics.rollup import rollups, summed
 
     with session.broker() as backend:
@@ -159,7 +148,7 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
         queue, handler = asked["queue"], asked["handler"]
         rows = [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
     nothing = "no rollups of that time; pools write them each minute, and when they stop"
-    answer(json_, summed(rows, span), _values, ROLLED, _sums, nothing)
+    answer(summed(rows, span), _values, ROLLED, _sums, nothing)
 
 
 def _values(row: Row) -> dict[str, Any]:
@@ -175,7 +164,7 @@ def _sums(row: Row) -> list[str]:
     mean = row.run.total / row.run.count if row.run.count else None
     times = [_seconds(mean, ""), *(_seconds(row.run.quantile(share), "≤") for share in (0.5, 0.95))]
     numbers = [f"{count:,}" for count in (*counts, other)]
-    return [_moment(row.start), row.queue or "-", row.handler or "-", *numbers, *times]
+    return [moment(row.start) or "-", row.queue or "-", row.handler or "-", *numbers, *times]
 
 
 def _seconds(value: float | None, sign: str) -> str:

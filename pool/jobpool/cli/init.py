@@ -13,7 +13,7 @@ import click
 
 from jobpool.broker.config_file import SHARED_FILE_NAME, find_config, from_directory
 from jobpool.cli.options import Command, as_json, option, refuse
-from jobpool.cli.output import answer_json, note
+from jobpool.cli.output import answered, note
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.settings import SETTINGS
@@ -28,7 +28,7 @@ DEFAULT_BACKEND = 'backend = "sqlite:///jobpool.db"'
 @option("--force", is_flag=True, help="Overwrite existing files.")
 @option("--broker-only", is_flag=True, help="Only prepare the configured broker (make its tables), and write no files.")
 @as_json
-def init(session: Session, directory: Path, force: bool, broker_only: bool, json_: bool) -> None:
+def init(session: Session, directory: Path, force: bool, broker_only: bool) -> None:
     """Write a commented jobpool.toml and a first handler, jobs.py, into DIRECTORY (default: this one).
 
     A jobs.py that is there already is left as it is.
@@ -36,9 +36,7 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
     """
     if broker_only:
         refuse("and --broker-only exclude each other: it writes no files", "directory", "force")
-        made = _prepare(session)
-        if json_:
-            answer_json({"files": [], "broker": made})
+        answered({"files": [], "broker": _prepare(session)})
         return
     there = [name for name in FILES if (directory / name).exists() and not force]
     if FILES[0] in there:
@@ -63,8 +61,7 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
         note(f"JOBPOOL_BACKEND wins over backend in {FILES[0]}: unset it, or write it there by `jobpool init -b URL`")
     for name in there:
         note(f"{directory / name} is there already, and is left as it is")
-    if json_:
-        answer_json({"files": [str(directory / name) for name in names], "broker": scheme})
+    if answered({"files": [str(directory / name) for name in names], "broker": scheme}):
         return
     note("\nNext, in " + ("this directory:" if directory == Path() else f"{directory}:"))
     job = "HANDLER key=value           " if there else "count_primes below=2000000"

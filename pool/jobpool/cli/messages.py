@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
+from jobpool.broker import control
+from jobpool.broker.filters import BadFilter, matching, parse_filter
+from jobpool.broker.values import REAP_LIMIT, Leases, MessageFilter, ReapPolicy, State
 from jobpool.cli.options import BROKER, Command, as_json, bare_id, option, queue_option
-from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
+from jobpool.cli.output import answer, answered, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
-from jobpool.message.names import check_queue
+from jobpool.message.death import Death, cause_headline, cause_values
+from jobpool.message.envelope import WIRE_VERSION, decode
+from jobpool.message.names import check_queue, nearest
 from jobpool.message.printable import headline, json_text, one_line, printable
+from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
 from jobpool.message.units import format_duration
-from jobpool.settings import nearest
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.control import Pause
-    from jobpool.broker.values import Message, MessageFilter, QueueStats
+    from jobpool.broker.values import Message, QueueStats
 
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
@@ -41,7 +46,6 @@ DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, FAILED>, CRASH>, AGE>, REASON, CAU
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
 
-NEVER = 253_402_300_800.0  # Unix time of the year 10,000; a body may hold any
 TIMES = ("enqueued_at", "available_at", "died_at", "ends_at")
 
 terms_argument = click.argument("terms", nargs=-1, metavar="[FILTER]...")
@@ -58,31 +62,28 @@ names_option = option("-Q", "--queue", "more", multiple=True, metavar="NAME", he
 @queue_term
 @limit_option
 @as_json
-def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
+def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int) -> None:
     """List messages in the order of their enqueue.
 
     FILTER: queue:reports handler:report state:dead reason:timeout "age:>1h" id:ID "some text". Every term must match;
     a word that is the id of a message stands for that.
     """
-    show(session, read_filter(terms, queue), limit, json_)
+    show(session, read_filter(terms, queue), limit)
 
 
 @click.command("inspect", cls=Command, short_help="Show everything about one message.")
 @click.argument("ident", metavar="ID")
 @queue_option("Queue of the message, for brokers that cannot look in all queues.")
 @as_json
-def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
+def inspect(session: Session, ident: str, queue: str | None) -> None:
     """Show everything about one message.
 
     Counters, times, payload, last error, and how its last attempt was killed, or what it printed.
     """
-    from jobpool.broker.values import MessageFilter, State
-
     ident = bare_id(ident)
     with session.broker() as backend:
         if queue is None:
-            if not backend.capabilities.makes_queues:
-                meet_queues(session, backend)
+            meet_queues(session, backend)
             message = backend.inspect(ident)
         else:
             states = () if backend.capabilities.lists_live else (State.DEAD,)
@@ -90,10 +91,8 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
             message = next(iter(backend.list_messages(where, limit=1)), None)
         if message is None:
             raise click.ClickException(f"no message {ident!r}: {unseen(backend)}")
-    if json_:
-        answer_json(as_values(message))
-    else:
-        _describe(message)
+    if not answered(values := as_values(message)):
+        _describe(message, values)
 
 
 def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bool = False) -> MessageFilter:
@@ -101,8 +100,6 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
 
     Of several bare words each is an id. With `changes`, for a verb that changes what it finds, a lone one is too.
     """
-    from jobpool.broker.filters import BadFilter, parse_filter
-
     if not all(term.strip(' "\t\n') for term in terms):  # of a shell's variable that is not set
         raise BadFilter("an empty word is not a filter; --all selects every message")
     bare = [term for term in terms if set(term).isdisjoint(':" \t\n')]
@@ -110,28 +107,23 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
     return parse_filter(" ".join([*words, *([] if queue is None else [f"queue:{queue}"])]))
 
 
-def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
+def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
-    from jobpool.broker.filters import matching
-
     with session.broker() as backend:
-        if not backend.capabilities.makes_queues:
-            meet_queues(session, backend, where.queue, shows=True)
+        meet_queues(session, backend, where.queue, shows=True)
         where = listable(backend, id_meant(backend, where))
         found = matching(backend, where, limit + 1 if limit else 0)
         shown = islice(found, limit or None)
         if not (first := [*islice(shown, 1)]):
             note(none_matches(backend, where))
         titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
-        answer(json_, chain(first, shown), as_values, titles, cells)
+        answer(chain(first, shown), as_values, titles, cells)
         if next(found, None):
             note(MORE.format(limit))
 
 
 def unknown_reason(where: MessageFilter) -> str:
     """Say that nothing has this reason, if it is not one of jobpool's; "" = it is, or none is asked for."""
-    from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
-
     known = FAILED_REASONS | OTHER_REASONS
     if where.reason is None or where.reason in known:
         return ""
@@ -144,15 +136,13 @@ def id_meant(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
     if text is None or where.ids:
         return where
     named = where.queue is not None and not backend.capabilities.makes_queues  # it may not be known yet
-    if (named and backend.count(type(where)(queue=where.queue, ids=(text,)), cap=1)) or backend.inspect(text):
+    if (named and backend.count(MessageFilter(queue=where.queue, ids=(text,)), cap=1)) or backend.inspect(text):
         return structs.replace(where, text=None, ids=(text,))
     return where
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     """Say that nothing was found, what is held, and which queues there are if the chosen one is empty."""
-    from jobpool.broker.values import State
-
     if told := unknown_reason(where):
         return told
     if len(where.ids) > 1:
@@ -180,8 +170,6 @@ def row(message: Message) -> list[str]:
 
 def dead_row(message: Message) -> list[str]:
     """Return a dead letter as the cells of `DEAD_COLUMNS`."""
-    from jobpool.message.death import Death
-
     return [
         *(message.id, message.queue, _handler(message), str(message.attempts), str(message.crashes), age(message)),
         message.reason or "",
@@ -203,20 +191,13 @@ def age(message: Message) -> str:
 
 def as_values(message: Message) -> dict[str, Any]:
     """Return a message as JSON values: times in RFC 3339, bodies of envelopes and posts decoded."""
-    from jobpool.message.death import cause_values
-
     names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "claims", "claim", "reason")
     values: dict[str, Any] = {name: getattr(message, name) for name in (*names, "last_error")}
     values["cause"] = cause_values(message.cause)
     values["state"] = message.state.value
-    values |= {name: _time(getattr(message, name)) for name in TIMES} | {"lease_until": _time(message.expires_at)}
+    times = {name: getattr(message, name) for name in TIMES} | {"lease_until": message.expires_at}
+    values |= {name: moment(time, "microseconds") for name, time in times.items()}
     return values | (_body(message.body) if message.handler else {"message": shown_value(message.body)})
-
-
-def _time(moment: float | None) -> str | None:
-    if moment is None or moment >= NEVER:
-        return None
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def shown_value(body: bytes) -> Any:
@@ -240,9 +221,6 @@ def _term(term: str) -> str:
 
 def _why(message: Message) -> str:
     """Return the reason of a dead letter, and the end of the last error: the line that names the exception."""
-    from jobpool.broker.values import State
-    from jobpool.message.death import cause_headline
-
     said = headline(message.last_error) or cause_headline(message.cause)
     if message.state is State.LEASED and message.expires_at is not None and message.expires_at <= time.time():
         return "its lease or claim has ended: the next claim, pool or `jobpool reap` frees it"
@@ -253,21 +231,16 @@ def _why(message: Message) -> str:
 
 
 def _body(body: bytes) -> dict[str, Any]:
-    from jobpool.message.envelope import WIRE_VERSION, decode
-
     try:
         envelope = decode(body, attempts=0)
     except MalformedEnvelope as error:
         return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
     names = ("name", "max_retries", "timeout", "idempotency_key", "payload", "meta")
     expires = envelope.expires if envelope.version <= WIRE_VERSION else None  # a newer one may keep anything there
-    return {"expires_at": _time(expires)} | {name: getattr(envelope, name) for name in names}
+    return {"expires_at": moment(expires, "microseconds")} | {name: getattr(envelope, name) for name in names}
 
 
-def _describe(message: Message) -> None:
-    from jobpool.message.death import Death
-
-    values = as_values(message)
+def _describe(message: Message, values: dict[str, Any]) -> None:
     long = {key: values.pop(key, None) for key in ("payload", "meta", "message", "body", "last_error", "cause")}
     width = max(len(key) for key in values)
     for key, value in values.items():
@@ -289,14 +262,12 @@ def _describe(message: Message) -> None:
 @names_argument
 @names_option
 @as_json
-def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
+def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> None:
     """Count waiting, delayed, leased, dead and posted messages, in these queues or in all.
 
     POOLS, in JSON "pools": pools of this user on this machine that serve the queue; `jobpool pools` lists those of all.
     PAUSED, in JSON "paused": why and until when a queue is paused, if it is.
     """
-    from jobpool.broker import control
-
     with session.broker() as backend:
         paused = control.read(backend).paused if backend.has_control else {}
         named = _named(session, backend, names + more)
@@ -306,23 +277,17 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
         serving = session.queues_served()
         if not backend.capabilities.exact_counts and any(counts.waiting for counts in found.values()):
             note(f"{backend.scheme}:// counts messages that others have leased as waiting")
-    if json_:
-        shown = {name: asdict(pause) for name, pause in paused.items()}
-        told = [
-            {"queue": name, **asdict(counts), "pools": serving[name], "paused": shown.get(name)}
-            for name, counts in found.items()
-        ]
-        answer_json(told)
-    elif found:
-        posts = any(counts.posted for counts in found.values())
-        is_paused = any(name in paused for name in found)
-        rows = []
-        for name, counts in found.items():
-            extra = [f"{counts.posted:,}"] * posts + [_paused(paused.get(name))] * is_paused
-            rows.append([*_counts(name, counts, serving[name]), *extra])
-        table(QUEUES + POSTED * posts + PAUSED * is_paused, rows)
-    else:
-        note("every queue is empty")
+    posts, is_paused = any(counts.posted for counts in found.values()), any(name in paused for name in found)
+
+    def values(name: str) -> dict[str, Any]:
+        pause = paused.get(name)
+        return {"queue": name, **asdict(found[name]), "pools": serving[name], "paused": pause and asdict(pause)}
+
+    def row(name: str) -> list[str]:
+        extra = [f"{found[name].posted:,}"] * posts + [_paused(paused.get(name))] * is_paused
+        return [*_counts(name, found[name], serving[name]), *extra]
+
+    answer(found, values, QUEUES + POSTED * posts + PAUSED * is_paused, row, "every queue is empty")
     settings = session.settings()
     served = {*+serving, settings.dead_letter_queue}
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
@@ -338,11 +303,8 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @names_argument
 @names_option
 @as_json
-def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
+def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
-    from jobpool.broker.values import REAP_LIMIT, Leases, ReapPolicy
-    from jobpool.message.death import cause_values
-
     policy = ReapPolicy(session.settings().max_crashes)
     reaped = []
     with session.broker() as backend:
@@ -352,17 +314,16 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
                 reaped += (batch := backend.reap(queue, policy))
         if backend.capabilities.leases is not Leases.OURS:
             note(f"{backend.scheme}:// gives back messages with an expired lease by itself")
-    if json_:
-        answer_json([{**structs.asdict(one), "cause": cause_values(one.cause)} for one in reaped])
-        return
-    for one in reaped:
-        say(one_line(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}"))
-    note(f"{plural(len(reaped), 'message')} reaped")
+    if not answered([{**structs.asdict(one), "cause": cause_values(one.cause)} for one in reaped]):
+        for one in reaped:
+            say(one_line(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}"))
+        note(f"{plural(len(reaped), 'message')} reaped")
 
 
 def _named(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
     parts = [part.strip() for name in names for part in name.split(",")]
-    return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend, shows=True)
+    named = [check_queue(part) for part in dict.fromkeys(parts)]
+    return named or meet_queues(session, backend, shows=True) or backend.queues()
 
 
 def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
@@ -378,27 +339,28 @@ def _paused(pause: Pause | None) -> str:
     return " ".join(filter(None, ("yes", until, pause.reason)))
 
 
-def moment(unix: float) -> str:
-    """Return a time in UTC, to the second."""
-    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def moment(unix: Any, timespec: str = "seconds") -> str | None:
+    """Return a Unix time in UTC; None for what is not one: a body may hold any number."""
+    try:
+        return datetime.fromtimestamp(unix, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def meet_queues(
     session: Session, backend: QueueBackend, queue: str | None = None, *, needed: bool = True, shows: bool = False
 ) -> list[str]:
-    """Return the queues for a verb that names none; a broker that cannot list queues is told of the settings'.
+    """Tell a broker that cannot list its queues of the settings', for a verb that names none; return these.
 
-    `shows`: say which ones are shown.
+    Any other broker, and a verb with a `queue`, need none: []. `shows`: say which ones are shown.
 
     Raises:
         click.UsageError: One of those is not there, or one is `needed` and neither settings nor URL name any.
 
     Blocks for a round trip a queue, if at all.
     """
-    if queue is not None:
-        return [queue]
-    if backend.capabilities.makes_queues:
-        return backend.queues()
+    if queue is not None or backend.capabilities.makes_queues:
+        return []
     names = session.settings().queue_names or tuple(filter(None, [backend.only_queue]))
     cannot = f"{backend.scheme}:// cannot list its queues"
     if not names and needed:
@@ -415,8 +377,6 @@ def meet_queues(
 
 def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
     """Return `where`, less the states that the broker cannot list. Raises `Unsupported` when nothing is left."""
-    from jobpool.broker.values import State
-
     if backend.capabilities.lists_live or where.states == (State.DEAD,):
         return where
     cannot = f"{backend.scheme}:// shows dead letters alone"

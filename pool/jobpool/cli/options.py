@@ -33,8 +33,8 @@ class Option(click.Option):
 class Command(click.Command):
     """A verb, with the options of all verbs and those of `COMMON_KEYS` that it has a use for: `common`.
 
-    Its function gets a `Session` first, in place of their values. Its `--help` lists options under their headings, in
-    the order in which they were declared.
+    Its function gets a `Session` first, in place of their values, and no `--json`: `output.answered` knows that. Its
+    `--help` lists options under their headings, in the order in which they were declared.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Command(click.Command):
     ) -> None:
         @functools.wraps(callback)
         def with_session(**params: Any) -> Any:
+            params.pop("json_", None)  # `output.asks_json` tells it
             flags = {key: params.pop(key, None) for key in ("config", *COMMON_KEYS)}
             return callback(Session(flags, params.pop("verbose") - params.pop("quiet")), **params)
 
@@ -105,9 +106,9 @@ def setting(key: str, section: str = "") -> Callable[[Function], Function]:
 
 
 def confirmed(function: Function) -> Function:
-    """Add `--yes` and `--dry-run`, for every verb that destroys."""
-    function = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")(function)
-    return option("-y", "--yes", is_flag=True, help="Do not ask.")(function)
+    """Add `--yes`, `--dry-run` and `--json`, for every verb that destroys."""
+    dry_run = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")
+    return _stack(function, [option("-y", "--yes", is_flag=True, help="Do not ask."), dry_run, as_json])
 
 
 def refuse(why: str, *names: str) -> None:

@@ -55,8 +55,19 @@ def answer_json(value: Any) -> None:
     click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
+def asks_json() -> bool:
+    """Return whether the verb that runs was given `--json`."""
+    return bool(click.get_current_context().params.get("json_"))
+
+
+def answered(value: Any) -> bool:
+    """Answer with one JSON document if that was asked for; return whether it was."""
+    if asked := asks_json():
+        answer_json(value)
+    return asked
+
+
 def answer(
-    json_: bool,
     found: Iterable[Found],
     values: Callable[[Found], Any],
     columns: Sequence[Column],
@@ -66,7 +77,7 @@ def answer(
     """Answer with what is found, as it is read: JSON, a table, or a note that there is nothing."""
     rest = iter(found)
     first = [*islice(rest, 1)]
-    if json_:
+    if asks_json():
         _answer_list(map(values, chain(first, rest)))
     elif first:
         table(columns, map(row, chain(first, rest)))
@@ -84,26 +95,24 @@ def _answer_list(values: Iterator[Any]) -> None:
     click.echo("[]" if lead is begin else end)
 
 
-def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str, counted: str = "") -> None:
+def answer_ids(batches: Iterable[list[str]], word: str, end: str, counted: str = "") -> None:
     """Print ids as they come, or as one JSON list; with `counted`, only how many there were.
 
     An error says how many there are already: `word`, and its `end`.
     """
     ids: list[str] = []
+    is_told_at_once = not (counted or asks_json())
     try:
         for batch in batches:
             ids += batch
-            if not (json_ or counted):
+            if is_told_at_once:
                 say("\n".join(batch))
     except JobpoolError as error:
         if not ids:
             raise
-        if json_:
-            answer_json(ids)
+        answered(ids)
         raise type(error)(f"{error} ({plural(len(ids), word)} before it {end})") from error
-    if json_:
-        answer_json(ids)
-    elif counted:
+    if not answered(ids) and counted:
         say(f"{plural(len(ids), word)} {counted}")
 
 

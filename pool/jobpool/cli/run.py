@@ -195,31 +195,21 @@ def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:
     return contextlib.nullcontext() if manager is None else service_manager.notifying(manager, note)
 
 
-@contextlib.contextmanager
-def _begun() -> Iterator[BegunForkServer | None]:
-    """Yield a fork server whose imports run beside those of the master; None = no process is to be had now."""
-    from jobpool.ipc.fork_client import BegunForkServer
-
-    try:
-        begun = BegunForkServer(os.environ)
-    except OSError:  # the master tries again, and says why
-        yield None
-        return
-    try:
-        yield begun
-    finally:
-        begun.discard()
-
-
 def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
     """Run the pool where others see it; return its exit status, 0 if it was stopped before it took signals itself."""
+    from jobpool.ipc.fork_client import BegunForkServer
+
     try:
         with (
             logged_failure(pool.log_format, "the pool ends"),
             _published(pool) as (published, note),
             _notifying(note),
-            _begun() as begun,
+            contextlib.ExitStack() as at_the_end,
         ):
+            begun = None
+            with contextlib.suppress(OSError):  # the master tries again, and says why
+                begun = BegunForkServer(os.environ)  # its imports run beside those of the master
+                at_the_end.callback(begun.discard)
             return _run(published, note, lines, wrap, begun)
     except SystemExit as stopped:
         if stopped.code:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from jobpool.cli.enqueue import no_handler, read_payload
+from jobpool.cli.enqueue import read_payload
 from jobpool.cli.options import Command, setting
 from jobpool.cli.output import note
 from jobpool.cli.session import Session
@@ -36,6 +36,7 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
     """
     from jobpool.child.attempt import AttemptRunner, JobToRun, NoCapture, SoftAlarm
     from jobpool.handlers.ending import AT_A_BREAKPOINT
+    from jobpool.handlers.registry import no_handler
     from jobpool.message.definition import DEFAULT_PRIORITY
     from jobpool.message.envelope import JobEnvelope
     from jobpool.message.names import DEFAULT_QUEUE

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import Column, answer_json, note, say, table
+from jobpool.cli.output import Column, answer_json, answered, asks_json, note, say, table
 from jobpool.cli.session import Session
 from jobpool.cli.top_lines import COLUMNS, cells, headline, queues_line
 from jobpool.message.printable import one_line
@@ -28,23 +28,20 @@ NO_POOL = 3
 
 @click.command("health", cls=Command, common=("name",), short_help="Check the pools of this machine.")
 @as_json
-@click.pass_context
-def health(ctx: click.Context, session: Session, json_: bool) -> None:
+def health(session: Session) -> int:
     """Check the pools on this machine, or those called --name. Exits 0: healthy, 1: degraded, 3: no pool."""
     from jobpool.ops.health import look
     from jobpool.ops.runtime_dir import discover, runtime_dir
 
     directory = runtime_dir()
     found = [look(pool) for pool in discover(directory, session.flags["name"])]
-    if json_:
-        answer_json([_values(one) for one in found])
-    else:
+    if not answered([_values(one) for one in found]):
         for one in found:
             tell(one)
     if not found:
         note(_no_pool(session.flags["name"], str(directory)))
-        ctx.exit(NO_POOL)
-    ctx.exit(0 if all(one.ok for one in found) else DEGRADED)
+        return NO_POOL
+    return 0 if all(one.ok for one in found) else DEGRADED
 
 
 def _no_pool(name: str | None, directory: str) -> str:
@@ -75,8 +72,7 @@ def _values(health: Health) -> dict[str, object]:
     help="Pause in seconds; rates of --once are over it.",
 )
 @as_json
-@click.pass_context
-def top(ctx: click.Context, session: Session, once: bool, interval: float, json_: bool) -> None:
+def top(session: Session, once: bool, interval: float) -> int:
     """Watch every slot of the pools on this machine: what it runs, for how long, with how much memory.
 
     It reads shared memory only, so it answers while a pool or its broker hangs. The last line of the screen names the
@@ -88,12 +84,12 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
     directory = runtime_dir()
     nobody = _no_pool(session.flags["name"], str(directory))
     with Watcher(partial(discover, directory, session.flags["name"])) as watcher:
-        if json_ or once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        if asks_json() or once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
             if watcher.sample():
                 time.sleep(interval)
             samples = watcher.sample()
-            if not json_:
-                ctx.exit(_print(samples, nobody))
+            if not asks_json():
+                return _print(samples, nobody)
             found = msgspec.to_builtins(samples)
             for pool in found:
                 (pool["header"] or {}).pop("depths", None)  # `queues` has them
@@ -102,6 +98,7 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
             from jobpool.cli.top_screen import View, show
 
             show(watcher, View(order, nobody), interval)
+    return 0
 
 
 def _print(samples: list[PoolSample], nobody: str) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobpool.broker import tracking
 from jobpool.cli.messages import meet_queues, unseen
 from jobpool.cli.options import Command, as_json, bare_id, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note
@@ -31,7 +32,7 @@ COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
 @option("--watch", is_flag=True, help="Tell it at each change, until all have ended; with --json, a document each.")
 @as_json
-def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) -> int:
+def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
     """Tell what became of jobs: waiting, delayed, running, done, dead, expired, cancelled or unknown.
 
     A done job is known as long as its result is kept (result_ttl). A running one says where, since when and how far,
@@ -39,18 +40,17 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
 
     Exit codes: 0 all are known, 1 one is not.
     """
-    from jobpool.broker import tracking
-
     idents = tuple(map(bare_id, idents))
     with session.broker() as backend:
         meet_queues(session, backend, needed=False)
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
-        _show(backend, found, json_)
+        show = partial(answer, values=partial(_values, backend), columns=COLUMNS, row=_row)
+        show(found)
         while watch and not all(one.has_ended for one in found):
             before, found = found, backend.wait(idents, WATCH_S)
             if found != before:
-                _show(backend, found, json_)
+                show(found)
         why = "it never was, was removed, or is done and kept no result (result_ttl)"
         if not backend.capabilities.finds_all:
             why = unseen(backend)
@@ -60,15 +60,9 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
     return 0
 
 
-def _show(backend: QueueBackend, found: list[JobStatus], json_: bool) -> None:
-    answer(json_, found, partial(_values, backend), COLUMNS, _row)
-
-
 def _values(backend: QueueBackend, one: JobStatus) -> dict[str, Any]:
     """Return what is known; of a batch, its counts too."""
-    from jobpool.broker.tracking import BATCH
-
-    batch = backend.find_batch(one.id) if one.handler == BATCH else None
+    batch = backend.find_batch(one.id) if one.handler == tracking.BATCH else None
     return one.to_dict() | ({name: getattr(batch, name) for name in COUNTS} if batch else {})
 
 

@@ -9,18 +9,17 @@ who came second. A record must never be newer than the truth: then a firing woul
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Self
+from typing import Annotated
 
-from msgspec import Meta, MsgspecError, Struct, json
+from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
-from jobpool.broker.key_store import KeyStore, all_records
+from jobpool.broker.key_store import KeyStore, Kind, all_records, read_record
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import OUTAGES
 from jobpool.message.definition import rfc3339
@@ -74,14 +73,6 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
     id: str | None = None  # of the message that was enqueued; None = it ran inline
     failed: bool = False  # it ran inline and failed, or was not fired at `seen`: held back, say, by one that failed
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self | None:
-        """Return the record that `json.encode` wrote; None for any other, such as one of a later version."""
-        try:
-            return json.decode(data, type=cls)
-        except (MsgspecError, ValueError):
-            return None
-
 
 class Fired(Struct, frozen=True):
     """The job that was fired last, for those who have another job of that name."""
@@ -98,18 +89,12 @@ def silent_until(record: Record | None, now: datetime) -> datetime | None:
 
 def load(keys: KeyStore, names: Iterable[str]) -> dict[str, Record]:
     """Read the records of these schedules that there are: a round trip for each 10,000 that the broker keeps."""
-    wanted = set(names)
-    kept = all_records(keys, SPACE, page=MOST)
-    return {name: known for name, data in kept if name in wanted and (known := Record.from_bytes(data))}
+    return _load(keys, SPACE, names, Record)
 
 
-def _load_fired(keys: KeyStore, names: Collection[str]) -> dict[str, Fired]:
-    fired = {}
-    for name, data in all_records(keys, JOBS, page=MOST):
-        with contextlib.suppress(MsgspecError, ValueError):
-            if name in names:
-                fired[name] = json.decode(data, type=Fired)
-    return fired
+def _load(keys: KeyStore, space: str, names: Iterable[str], kind: type[Kind]) -> dict[str, Kind]:
+    wanted, kept = set(names), all_records(keys, space, page=MOST)
+    return {name: known for name, data in kept if name in wanted and (known := read_record(data, kind))}
 
 
 @dataclass(slots=True)
@@ -156,7 +141,7 @@ class Memory:
             state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values()
         )
         known = load(self._keys, self.planned) if behind or self._lost else {}
-        jobs = _load_fired(self._keys, self._lost) if self._lost else {}
+        jobs = _load(self._keys, JOBS, self._lost, Fired) if self._lost else {}
         for name, record in known.items() if behind else ():
             seen = self._states[name].seen
             if seen is None or record.seen > seen:
@@ -268,5 +253,4 @@ class Memory:
 
     @staticmethod
     def _get(keys: KeyStore, name: str) -> Record | None:
-        data = keys.get_record(SPACE, name)
-        return None if data is None else Record.from_bytes(data)
+        return read_record(keys.get_record(SPACE, name), Record)

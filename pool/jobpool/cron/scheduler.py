@@ -16,7 +16,7 @@ from jobpool.handlers.registry import DECLARED_SCHEDULES, SCHEDULE_CHECKS
 from jobpool.message.builder import PAYLOAD_TWICE, JobBuilder
 from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition
-from jobpool.settings import nearest
+from jobpool.message.names import nearest
 
 _LOCKS = ("single_instance", "idempotency_key", "unique", "concurrency_key")
 QUEUED_ONLY = ("max_retries", *_LOCKS, "expires_in", "result_ttl")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
@@ -19,7 +19,7 @@ from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import JobDefinition
-from jobpool.message.names import DEFAULT_QUEUE
+from jobpool.message.names import DEFAULT_QUEUE, nearest_or_all
 
 if TYPE_CHECKING:
     from jobpool.handlers.handler import PlainHandler
@@ -373,8 +373,7 @@ class HandlerRegistry:
         elif schedule.handler not in kinds.MAKERS:
             ours = {None, *chain.from_iterable(info.queues for info in self.infos())}
             if schedule.queue in ours:
-                known = ", ".join(self.names()[:10]) or "none"
-                return f"the app has no handler {schedule.handler!r}; there are {known}"
+                return no_handler(schedule.handler, self.names())
         return ""
 
     def built_in_infos(self) -> list[HandlerInfo]:
@@ -403,6 +402,11 @@ SCHEDULE_CHECKS: list[Callable[[], str]] = []
 def declared_schedules() -> Iterator[JobDefinition]:
     """Yield the jobs that the app's schedules run, and that are not switched off."""
     return chain.from_iterable(declared() for declared in DECLARED_SCHEDULES)
+
+
+def no_handler(name: str, known: Collection[str]) -> str:
+    """Return the sentence about a name that no handler of the app has."""
+    return f"the app has no handler {name!r}{nearest_or_all(name, known)}"
 
 
 DEFAULT = HandlerRegistry()  # where `@jobpool.handler` registers, and what children run from

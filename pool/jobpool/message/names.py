@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from jobpool.errors import InvalidJob
 
@@ -11,6 +11,7 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # safe in a file na
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")  # of a producer; minted ones are 16 hex digits
 DEFAULT_QUEUE = "default"  # of jobs that name none
 LONGEST_IDENTIFIER = 128
+MAX_NAMED = 10  # known words that an error lists
 LONGEST_NAME = 255  # characters in a handler's name, a job's name, an idempotency key or a concurrency key
 
 
@@ -58,6 +59,18 @@ def nearest_word(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # only here: most programs make no such mistake
 
     return next(iter(get_close_matches(word, sorted(known), n=1)), "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest known word; "" = none is near."""
+    near = nearest_word(word, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest_or_all(word: str, known: Collection[str]) -> str:
+    """Return the same, or where none is near `; there are …` with the first known words; "" = there are none."""
+    listed = ", ".join([*known][:MAX_NAMED]) + (", …" if len(known) > MAX_NAMED else "")
+    return nearest(word, known) or (f"; there are {listed}" if known else "")
 
 
 def storable(text: str) -> str:

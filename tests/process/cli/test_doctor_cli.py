@@ -19,7 +19,6 @@ from cli_shell import LIMIT, Shell
 from click.testing import Result
 from support.servers import PostgresServer, RedisServer, fresh_name, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
-from support.servers.ports import free_port
 from support.servers.redis_server import DURABLE
 from support.tiers import more
 
@@ -99,19 +98,7 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
         (["-b", "memory://"], {}, "memory.place", "problem", "they end with it"),
         *more(
             (["-b", "sqlite:///jobpool.db?timeout=25"], {}, "ttl", "problem", "loses leases"),
-            (["--retry", "none attempts=5"], {}, "retry", "warning", "retry is 'none'"),
-            ([], {"JOBPOOL_SIGNING_KEY": f'["{KEY}", "{KEY}"]'}, "signing-key", "warning", "listed twice"),
-            (["--signing-key-file", "/nowhere"], {}, "signing-key", "problem", "cannot be read"),
             (["--memory-limit", "900G", "-w", "1000"], {}, "memory", "problem", "out-of-memory killer"),
-            (
-                ["--queue-handlers", "default=absent", "-A", "myjobs"],
-                {},
-                "handlers",
-                "problem",
-                "no app registers: absent",
-            ),
-            (["-A", "endless"], {}, "handlers", "warning", "timeout=0"),
-            (["-b", "sync://"], {}, "broker", "problem", "no pool can serve it"),
             (["-b", "sqlite:////nowhere/at/all.db"], {}, "broker", "problem", "does not exist: create it"),
         ),
     ],
@@ -120,8 +107,6 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
 def test_each_fault_of_the_configuration(
     ward: Shell, words: list[str], environment: dict[str, str], check: str, level: str, text: str
 ) -> None:
-    (ward.directory / "myjobs.py").write_text("import jobpool\n@jobpool.handler\ndef work(ctx): ...\n")
-    (ward.directory / "endless.py").write_text("import jobpool\n@jobpool.handler(timeout=0)\ndef work(ctx): ...\n")
     ward.environment |= environment
     found, code = told(ward, *words, *HERE)
     assert found[check]["level"] == level
@@ -162,13 +147,6 @@ def test_a_file_that_somebody_took_out_of_its_journal_mode(ward: Shell) -> None:
     assert code == 1
     assert found["sqlite.journal"]["found"] == "journal_mode was delete until now"
     assert doctor(ward, *HERE).exit_code == 0
-
-
-def test_a_file_that_is_no_database(ward: Shell) -> None:
-    (ward.directory / "jobpool.db").write_text("something else entirely, and longer than a header" * 9)
-    found, code = told(ward)
-    assert code == 1
-    assert "is not a SQLite database" in found["broker"]["found"]
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------
@@ -233,23 +211,6 @@ def test_replicas_that_nobody_waits_for(ward: Shell, redis: RunRedis) -> None:
     assert (found["redis.role"]["level"], code) == ("problem", 1)
     found, code = told(ward, "-b", master.url)
     assert (found["redis.replication"]["level"], code) == ("problem", 1)
-
-
-def test_a_redis_whose_clock_is_wrong_and_no_key(ward: Shell, redis: RunRedis) -> None:
-    server = redis(DURABLE, turned=True)
-    found, code = told(ward, "-b", server.url)
-    assert (found["broker.clock"]["level"], found["signing-key"]["level"], code) == ("problem", "problem", 1)
-
-
-def test_a_broker_that_is_down_and_all_the_rest(ward: Shell) -> None:
-    ward.environment["JOBPOOL_SIGNING_KEY"] = KEY
-    url = f"redis://user:topsecret@127.0.0.1:{free_port()}/0"
-    found, code = told(ward, "-b", url)
-    assert code == 1
-    assert found["broker"]["level"] == "problem"
-    assert "topsecret" not in str(found)
-    assert {"ttl", "stop-grace", "kernel", "open-files", "handlers"} <= set(found)
-    assert [name for name, finding in found.items() if finding["level"] == "problem"] == ["broker"]
 
 
 # --- Postgres ---------------------------------------------------------------------------------------------------------

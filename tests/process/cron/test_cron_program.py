@@ -55,7 +55,7 @@ def test_two_programs_fire_each_minute_once_and_end_with_0(tmp_path: Path) -> No
                 "both are ready",
             )
         [warning] = [line for line in said(tmp_path, 0) if line["event"] == "jobs of a schedule cannot run"]
-        assert (warning["schedule"], warning["why"]) == ("noet", "the app has no handler 'noet'; there are note")
+        assert (warning["schedule"], warning["why"]) == ("noet", "the app has no handler 'noet'; did you mean 'note'?")
         for program in programs:
             program.send_signal(signal.SIGTERM)
         assert [program.wait(10.0) for program in programs] == [0, 0]

@@ -169,7 +169,7 @@ def test_a_line_that_is_no_job(jobpool: Jobpool) -> None:
             '{"handler": "a", "scheduled_at": "2026-06-01T08:00:00"}',
             "line 1: scheduled_at 2026-06-01T08:00:00 has no t",
         ),
-        ("\xff", "line 1: "),
+        ("\xff", "line 1 is not a JSON value: "),
     ]:
         result = jobpool("enqueue", "--file", "-", input=line)
         assert result.exit_code == 2, line

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import click
 import pytest
 
 from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, fit
@@ -41,7 +42,9 @@ def test_the_first_are_shown_before_the_last_are_read(capsys: pytest.CaptureFixt
         shown = capsys.readouterr().out
         yield 10**20
 
-    answer(json_, numbers(), int, columns("N>"), lambda number: [str(number)])
+    with click.Context(click.Command("numbers")) as ctx:
+        ctx.params["json_"] = json_
+        answer(numbers(), int, columns("N>"), lambda number: [str(number)])
     last = capsys.readouterr().out
     assert shown.split()[1:3] == (["1,", "2,"] if json_ else ["0", "1"])
     if json_:

@@ -13,6 +13,7 @@ import pytest
 from calling import Jobpool
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.key_store import read_record
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.records import SPACE, Record
 from jobpool.handlers.registry import DEFAULT
@@ -63,7 +64,7 @@ def test_the_schedules_are_listed_with_what_is_known_of_them(
     assert "everywhere" in nightly
     assert broken.split()[-6:] == ["(inline)", "-", "-", "in", "test", "-"], "it never fires here"
     rows = {row["name"]: row for row in json.loads(jobpool("cron", "list", flag, "--json").stdout)}
-    record = Record.from_bytes(broker.keys.get_record(SPACE, "clean_up") or b"")
+    record = read_record(broker.keys.get_record(SPACE, "clean_up"), Record)
     assert record is not None
     assert datetime.fromisoformat(rows["clean_up"]["last"]) == record.last
     assert rows["clean_up"]["owner"]["name"] == "shop"

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from calling import Jobpool
 from msgspec.structs import asdict
+from support.claims import found
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Message, MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.cli import bulk
 from jobpool.errors import BackendUnavailable
 from jobpool.message.death import Death
@@ -37,14 +38,8 @@ def kill_off(
     return ident
 
 
-def message(broker: QueueBackend, ident: str) -> Message:
-    found = broker.inspect(ident)
-    assert found is not None
-    return found
-
-
 def states(broker: QueueBackend, idents: list[str]) -> list[State]:
-    return [message(broker, ident).state for ident in idents]
+    return [found(broker, ident).state for ident in idents]
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -108,14 +103,14 @@ def test_retry_by_filter_sets_the_counters_to_nothing(jobpool: Jobpool, broker: 
     result = jobpool("dead", "retry", "reason:timeout", "--yes")
     assert (result.stdout, result.exit_code) == ("2 messages retried\n", 0)
     assert states(broker, [*timeouts, other]) == [State.WAITING, State.WAITING, State.DEAD]
-    retried = message(broker, timeouts[0])
+    retried = found(broker, timeouts[0])
     assert (retried.attempts, retried.last_error, retried.cause, retried.reason) == (0, None, None, None)
 
 
 def test_keep_counters_leaves_them_and_the_cause(jobpool: Jobpool, broker: QueueBackend) -> None:
     ident = kill_off(broker, "timeout", cause=SEGV)
     assert jobpool("dead", "retry", ident, "--keep-counters", "-y").stdout == "1 message retried\n"
-    kept = message(broker, ident)
+    kept = found(broker, ident)
     assert (kept.state, kept.attempts, kept.last_error, kept.reason) == (State.WAITING, 2, "no", None)
     assert Death.from_text(kept.cause or "") == SEGV
 
@@ -162,8 +157,8 @@ def test_what_dies_again_waits_for_the_next_time(broker: QueueBackend) -> None:
     idents = [kill_off(broker) for _ in range(5)]
     retry = bulk.Sweep(Dying(broker), DEAD, Verb.RETRY, rate=300)  # type: ignore[arg-type]
     assert retry.run(retry.count(), "retried") == 5
-    assert {message(broker, ident).reason for ident in idents} == {"again"}, "each had its turn, none had two"
-    assert {message(broker, ident).deliveries for ident in idents} == {3}
+    assert {found(broker, ident).reason for ident in idents} == {"again"}, "each had its turn, none had two"
+    assert {found(broker, ident).deliveries for ident in idents} == {3}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +235,7 @@ def test_an_id_that_is_not_meant_is_named_and_nothing_is_changed(jobpool: Jobpoo
     ):
         assert part in result.stderr
     assert f"{dead}:" not in result.stderr
-    assert message(broker, dead).state is State.DEAD
+    assert found(broker, dead).state is State.DEAD
 
 
 def test_the_wrong_queue_is_answered_with_those_there_are(jobpool: Jobpool, broker: QueueBackend) -> None:

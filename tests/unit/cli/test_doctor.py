@@ -331,6 +331,7 @@ def test_a_broker_that_answers_is_not_to_be_started(tmp_path: Path) -> None:
     (tmp_path / "jobs.db").write_bytes(b"not a database at all")
     [found] = broker.examine(settings(backend=f"sqlite:///{tmp_path}/jobs.db"))
     assert levels([found]) == [Level.PROBLEM]
+    assert "is not a SQLite database" in found.found
     assert "start it" not in str(found)
 
 
@@ -521,7 +522,7 @@ def test_schedules_whose_jobs_cannot_run(tmp_path: Path) -> None:
         "@jobpool.handler\ndef mail(path: str): ...\n"
     )
     found = [str(one) for one in looked_at(settings(apps="scheduled"), tmp_path) if "schedule" in str(one)]
-    assert "schedule 'swep-default': the app has no handler 'swep'; there are mail, sweep" in found[0]
+    assert "schedule 'swep-default': the app has no handler 'swep'; did you mean 'sweep'?" in found[0]
     assert "schedule 'mail-default': handler 'mail' cannot take these arguments: field 'path' must be text" in found[1]
     assert "schedule 'inlined-None': the app has no handler 'inlined'" in found[2]
     assert len(found) == 3, "the handler of a queue that is not this app's may be another app's"

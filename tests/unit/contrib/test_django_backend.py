@@ -311,7 +311,7 @@ def test_the_system_check_names_each_wrong_option() -> None:
         ({}, ["default", "mails"], []),
         ({"backend": "sqlite:///x.db", "on_commit": "second", "max_retries": 0, "timeout": 0.5}, [], []),
         ({"backnd": "memory://"}, [], ["no 'backnd'; did you mean 'backend'?"]),
-        ({"zzz": 1}, [], ["no 'zzz'; it takes backend, on_commit, max_retries, timeout"]),
+        ({"zzz": 1}, [], ["no 'zzz'; there are backend, on_commit, max_retries, timeout"]),
         ({"backend": "nothing://h"}, [], ["no backend for nothing:// is installed"]),
         ({"on_commit": "third"}, [], ["alias of DATABASES, not 'third'"]),
         ({"max_retries": -1}, [], ["max_retries must be"]),

@@ -9,6 +9,7 @@ import pytest
 from support.cronrig import START, CronRig, minute, text, told
 
 from jobpool import Limits
+from jobpool.broker.key_store import read_record
 from jobpool.cron.records import SAME_NAME_MEND, SPACE, Record
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
@@ -18,7 +19,7 @@ from jobpool.testing import VirtualPool
 
 
 def seen(rig: CronRig, name: str = "a") -> datetime | None:
-    record = Record.from_bytes(rig.backend.keys.get_record(SPACE, name) or b"")
+    record = read_record(rig.backend.keys.get_record(SPACE, name), Record)
     return record.seen if record else None
 
 

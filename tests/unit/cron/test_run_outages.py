@@ -6,7 +6,8 @@ import pytest
 from msgspec import json
 from support.cronrig import CronRig, minute, text, told
 
-from jobpool.cron.records import SPACE, Owner, Record
+from jobpool.broker.key_store import read_record
+from jobpool.cron.records import SPACE, Fired, Owner, Record
 from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
@@ -116,7 +117,7 @@ def test_a_record_says_who_fired_what_when(rig: CronRig) -> None:
     rig.clock.advance(2.0)
     [firing] = rig.runner("shop").run()
     data = rig.backend.keys.get_record(SPACE, "a")
-    record = Record.from_bytes(data)
+    record = read_record(data, Record)
     assert record is not None
     assert (record.last, record.next, record.id) == (minute(0), minute(5), firing.id)
     assert record.lateness == firing.lateness == 2.0
@@ -129,7 +130,8 @@ def test_a_record_says_who_fired_what_when(rig: CronRig) -> None:
 def test_a_record_that_cannot_be_read_is_none(rig: CronRig, data: bytes) -> None:
     rig.scheduler.define("a").queue("reports").every_minute()
     rig.backend.keys.put_records(SPACE, {"a": data}, 3600.0)
-    assert Record.from_bytes(data) is None
+    assert read_record(data, Record) is None
+    assert read_record(b'{"x":' + b"[" * 100_000, Fired) is None
     assert told(rig.runner().run()) == [("a", 0, "fired")]
 
 
@@ -144,7 +146,7 @@ def test_an_older_record_does_not_overwrite_a_newer_one(rig: CronRig) -> None:
     rig.pass_minutes(1)
     quick.run()
     slow.run(late)
-    record = Record.from_bytes(rig.backend.keys.get_record(SPACE, "a"))
+    record = read_record(rig.backend.keys.get_record(SPACE, "a"), Record)
     assert record is not None
     assert record.seen == minute(2)
 

@@ -26,9 +26,8 @@ from jobpool.contrib.django.framework import (
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message import producer
 from jobpool.message.definition import JobDefinition
-from jobpool.message.names import check_queue
+from jobpool.message.names import check_queue, nearest_or_all
 from jobpool.message.results import JobState
-from jobpool.settings import nearest
 
 URL, ON_COMMIT = "backend", "on_commit"
 RESULT_TTL = "result_ttl"
@@ -121,7 +120,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
     def wrong(self) -> Iterator[str]:
         """Yield a sentence for each wrong option or queue."""
         for name in sorted(self.options.keys() - set(OPTIONS)):
-            yield f"OPTIONS has no {name!r}{nearest(name, OPTIONS) or '; it takes ' + ', '.join(OPTIONS)}"
+            yield f"OPTIONS has no {name!r}{nearest_or_all(name, OPTIONS)}"
         for look in (
             lambda: self.url is None or check_url(self.url),
             lambda: self._job("task", {}),
