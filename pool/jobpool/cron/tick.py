@@ -241,7 +241,7 @@ class Tick:
         for planned, at, definition, key in asked:
             status, why, ident = FiringStatus.ALREADY, None, ids.get(key)
             if ident and key not in first:
-                why = f"message {ident} has its unique key {definition.idempotency_key!r}"
+                why = taken(definition, ident)
                 status, ident = FiringStatus.SKIPPED, None
             elif first.get(key):
                 status = FiringStatus.FIRED
@@ -338,6 +338,11 @@ class Tick:
 
     def _late(self, at: datetime) -> float:
         return max(0.0, (self._clock() - at).total_seconds())
+
+
+def taken(definition: JobDefinition, ident: str) -> str:
+    """Say why a unique job was not enqueued."""
+    return f"message {ident} has its unique key {definition.idempotency_key!r}"
 
 
 def for_instant(definition: JobDefinition, at: datetime) -> JobDefinition:
