@@ -183,9 +183,9 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def pack(self, definition: JobDefinition) -> NewMessage:
         """Return the wire form of `definition`, signed; the same rules as `enqueue_many`.
 
-        No I/O, except that a definition with `expires_in` asks the broker's clock, at most once a minute.
+        No I/O, for a pool's loop calls it: `expires_in` counts by the last answer of the broker's clock.
         """
-        return pack(self, definition, definition.identifier or secrets.token_hex(8))
+        return pack(self, definition, definition.identifier or secrets.token_hex(8), clock=self.time.last)
 
     # --- consuming ---------------------------------------------------------------------------------
 

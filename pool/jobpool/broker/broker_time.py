@@ -35,6 +35,10 @@ class BrokerTime:
             except OUTAGES:
                 if self.of_broker is None:
                     raise
+        return self.last()
+
+    def last(self) -> float:
+        """Return the time by the broker's last answer, and if there is none by this machine's clock. No I/O."""
         return self._clock.boot() + self._ahead if self.of_broker else self._clock.wall()
 
     def guess(self) -> float:
@@ -42,7 +46,7 @@ class BrokerTime:
         try:
             return self.now()
         except OUTAGES:
-            return self._clock.wall()
+            return self.last()
 
     def _is_due(self) -> bool:
         if not self.of_broker:
@@ -52,9 +56,11 @@ class BrokerTime:
 
     def _ask(self) -> None:
         before = self._clock.boot()
-        told = self._ask_broker()
-        after = self._asked_at = self._clock.boot()
-        self._wall_ahead = self._clock.wall() - after
+        try:
+            told = self._ask_broker()
+        finally:  # each call that is made in vain takes as long as a call may
+            after = self._asked_at = self._clock.boot()
+            self._wall_ahead = self._clock.wall() - after
         if told is not None:
             self._ahead = told - (before + after) / 2
         self.of_broker = told is not None

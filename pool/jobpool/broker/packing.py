@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -26,13 +26,22 @@ EDITS_IN_A_STEP = 250
 EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: other calls must not wait long for a step
 
 
-def pack(to: QueueBackend, definition: JobDefinition, ident: str, callback_of: str | None = None) -> NewMessage:
-    """Return the wire form of `definition` under this id. `callback_of`: see `encode`. See `QueueBackend.pack`."""
+def pack(
+    to: QueueBackend,
+    definition: JobDefinition,
+    ident: str,
+    callback_of: str | None = None,
+    clock: Callable[[], float] | None = None,
+) -> NewMessage:
+    """Return the wire form of `definition` under this id. See `QueueBackend.pack`.
+
+    `callback_of`: see `encode`. `clock`: Unix time, from which it expires; None = the broker is asked.
+    """
     definition.require(to.capabilities.key_store, to.scheme)
     if definition.batch is not None and not to.capabilities.atomic_across_queues:
         raise Unsupported(NO_BATCHES.format(to.scheme))
     queue = definition.queue or DEFAULT_QUEUE
-    now = 0.0 if definition.expires_in is None else to.time.now()
+    now = 0.0 if definition.expires_in is None else (clock or to.time.now)()
     body = encode(definition, identifier=ident, queue=queue, signer=to.signer, now=now, callback_of=callback_of)
     if len(body) > MAX_BODY_BYTES:
         raise too_large(definition.handler, len(body))

@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.packing import pack_all
 from jobpool.broker.values import Leases, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
 from jobpool.errors import BackendUnavailable, JobFailed, JobpoolError, Unsupported, check_seconds
@@ -168,7 +169,7 @@ class QueueWorker:
         job.fence, job.crashes = lease.deliveries, lease.crashes
         job.max_retries = budget(lease, self._rules(handler), self._retry) - 1
         if handler is not None and handler.ack_in_transaction:
-            job.ack = own_ack(self._backend.ticket(lease), lambda jobs: [self._backend.pack(each) for each in jobs])
+            job.ack = own_ack(self._backend.ticket(lease), partial(pack_all, self._backend))
         with LeaseKeeper(self._backend, lease, self._ttl) as keeper:
             attempt = self._attempt(job)
         if keeper.lost:

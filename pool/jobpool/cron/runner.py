@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ from jobpool.clock import Clock
 from jobpool.cron.firing import GRACE, Firing, FiringStatus
 from jobpool.cron.records import AHEAD, SILENT, SILENT_MEND, Memory, Owner, load, silent_until
 from jobpool.cron.scheduler import Planned, Scheduler, plan
-from jobpool.cron.tick import Means, Tick, for_instant
+from jobpool.cron.tick import Means, Tick, for_instant, taken
 from jobpool.errors import ConfigurationError, JobpoolError, check_seconds
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, rfc3339
@@ -194,10 +195,13 @@ def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
     if why := planned.why_not(means.environment) or next(iter(failed), None):
         return Firing(planned.name, at, FiringStatus.SKIPPED, why=why)
     try:
-        definition = for_instant(planned.entry.definition(), at)
+        definition = for_instant(planned.entry.definition(), at).with_identifier(secrets.token_hex(8))
         if planned.is_inline:
             return means.run_inline(planned.name, definition, at, 0.0)
-        return Firing(planned.name, at, FiringStatus.FIRED, id=means.backend.enqueue(definition))
+        ident = means.backend.enqueue(definition)
+        if definition.unique and ident != definition.identifier:
+            return Firing(planned.name, at, FiringStatus.SKIPPED, why=taken(definition, ident))
+        return Firing(planned.name, at, FiringStatus.FIRED, id=ident)
     except JobpoolError as error:
         return Firing(planned.name, at, FiringStatus.FAILED, why=str(error))
 

@@ -233,13 +233,14 @@ def _described(jobs: Sequence[JobDefinition], places: Sequence[str], number: int
 
 def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
     """Return why no schedule, or none without a queue, can have this option, and the mend; None if all is well."""
-    if definition.identifier is not None:
-        return "an identifier: leave it out, for each of its firings has an id of its own"
-    if definition.scheduled_at is not None and not is_delayed:
-        return (
-            "a fixed moment, scheduled_at, for which every firing would wait: leave it out, or say delay(seconds),"
-            " which counts from each firing"
-        )
+    for job in (definition, *definition.then):
+        if job.identifier is not None:
+            return "an identifier: leave it out, for each of its firings has an id of its own"
+        if job.scheduled_at is not None and not (is_delayed and job is definition):
+            return (
+                "a fixed moment, scheduled_at or a delay in then(…), for which every firing would wait: leave it out;"
+                " only the schedule's own delay(seconds) counts from each firing"
+            )
     if definition.queue is not None:
         return None
     asked = [name for name in QUEUED_ONLY if getattr(definition, name)] + ["delay"] * is_delayed

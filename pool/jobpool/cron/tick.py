@@ -130,6 +130,7 @@ class Tick:
         self._undecided: set[str] = set()
         self._new: dict[str, Record] = {}
         self._batch: list[Waiting] = []
+        self._batched = 0  # firings in it
         self.now = clock()
         self._read_at: datetime | None = self.now  # None: what others have done could not be read again
         # Where a schedule begins that nobody has met: with the minute of this turn, even if it fires later.
@@ -163,7 +164,8 @@ class Tick:
             self._memory.note_seen(planned, due.last)
         elif (waits := self._may_wait(planned, due)) is not None:
             self._batch.append(waits)
-            if sum(len(jobs) for *_, jobs in self._batch) >= ENQUEUED_AT_ONCE:
+            self._batched += len(due.fire)
+            if self._batched >= ENQUEUED_AT_ONCE:
                 self._flush()
         else:
             self._flush()
@@ -205,7 +207,7 @@ class Tick:
 
     def _flush(self) -> None:
         """Enqueue what waits: all at once, or where one of them is refused, one by one."""
-        waiting, self._batch = self._batch, []
+        waiting, self._batch, self._batched = self._batch, [], 0
         if not waiting or self._stopped():
             return
         try:
@@ -241,7 +243,7 @@ class Tick:
         for planned, at, definition, key in asked:
             status, why, ident = FiringStatus.ALREADY, None, ids.get(key)
             if ident and key not in first:
-                why = f"message {ident} has its unique key {definition.idempotency_key!r}"
+                why = taken(definition, ident)
                 status, ident = FiringStatus.SKIPPED, None
             elif first.get(key):
                 status = FiringStatus.FIRED
@@ -338,6 +340,11 @@ class Tick:
 
     def _late(self, at: datetime) -> float:
         return max(0.0, (self._clock() - at).total_seconds())
+
+
+def taken(definition: JobDefinition, ident: str) -> str:
+    """Say why a unique job was not enqueued."""
+    return f"message {ident} has its unique key {definition.idempotency_key!r}"
 
 
 def for_instant(definition: JobDefinition, at: datetime) -> JobDefinition:

@@ -365,15 +365,16 @@ class HandlerRegistry:
 
     def unfit(self, schedule: JobDefinition) -> str:
         """Return why this app cannot run a schedule's jobs; "" = it can, or they go to a queue of another app's."""
-        if handler := self._handlers.get(schedule.handler):
-            try:
-                handler.check(schedule.payload)
-            except InvalidJob as error:
-                return str(error)
-        elif schedule.handler not in kinds.MAKERS:
-            ours = {None, *chain.from_iterable(info.queues for info in self.infos())}
-            if schedule.queue in ours:
-                return no_handler(schedule.handler, self.names())
+        for job in (schedule, *(job.with_queue(job.queue or DEFAULT_QUEUE) for job in schedule.then)):
+            if handler := self._handlers.get(job.handler):
+                try:
+                    handler.check(job.payload)
+                except InvalidJob as error:
+                    return str(error)
+            elif job.handler not in kinds.MAKERS:
+                ours = {None, *chain.from_iterable(info.queues for info in self.infos())}
+                if job.queue in ours:
+                    return no_handler(job.handler, self.names())
         return ""
 
     def built_in_infos(self) -> list[HandlerInfo]:

@@ -89,6 +89,8 @@ class Acquirer:
             self._contentions.forget(lease.id)
             inspected.lease = lease.guarded(guards)
             return True
+        if begun.answer is Begin.DONE:  # its ack marks nothing anew; but a unique key is known for as long as others
+            inspected.lease = lease.guarded(Guards(keep=guards.keep))
         # An idempotency key may be called as the queue's own limit is: then only the message waits.
         of_queue = begun.name == QUEUE != guards.key and begun.answer in (Begin.HELD, Begin.LIMITED)
         inspected.outcome = Contended(0.0, begun.name) if of_queue else self._refused(lease, begun)

@@ -82,7 +82,7 @@ def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
     for one in state.running.values():
         replaced = any(other.ready and other.generation > one.generation for other in state.serving)
         if one.asked_at or replaced:
-            end_scheduler(one, now, now - one.asked_at >= pool.settings.stop_grace, actions)
+            end_scheduler(one, now, False, actions)
         elif not (one.ready or one.killed) and now - one.started_at >= pool.settings.boot_timeout:
             one.error, one.killed = f"it was not ready after {pool.settings.boot_timeout:g} s", True
             actions.append(SignalScheduler(one.pid, signal.SIGKILL))

@@ -307,8 +307,8 @@ class Pool:
         return bool(self.settings.concurrency_limits or self.settings.rate_limits)
 
     def places(self) -> dict[str, int]:
-        """Count the guarded deliveries of each queue that are held; asked only where queues have limits."""
-        return Counter(d.lease.queue for d in self.held.values() if d.lease.guards is not None)
+        """Count the deliveries with places of each queue that are held; asked only where queues have limits."""
+        return Counter(d.lease.queue for d in self.held.values() if d.lease.guards and d.lease.guards.holds)
 
     def unknown_for(self, ident: str) -> float:
         """Return the seconds since this pool first saw the message with a handler that it does not know."""

@@ -83,7 +83,7 @@ _FIELDS = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=10_000)  # each declaration, plan and firing asks again, and each answer takes a millisecond
 def parse_fields(expression: str) -> CronFields:
     """Read a cron expression: five fields, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly` and their like.
 

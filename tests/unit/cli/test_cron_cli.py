@@ -197,12 +197,13 @@ def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBac
 def test_jobs_that_cannot_run_are_warned_of(jobpool: Jobpool, app: Callable[..., str], mode: str) -> None:
     text = APP + "\n@jobpool.handler\ndef mail(ctx, to: str): ...\n"
     text += 'scheduler.define("mail").queue("default").every_minute()\nscheduler.define("cleanup").every_minute()\n'
+    text += 'scheduler.define("mail", {"to": "a"}).named("chain").queue("default").every_minute()'
+    text += '.then(jobpool.Jobs().define("mail").queue("mails"))\n'
     flag = app(text + 'scheduler.define("nope").every_minute().environments("elsewhere")\n')
     done = jobpool("cron", "run", mode, flag)
     warnings = [line for line in done.stderr.splitlines() if "jobs of a schedule cannot run" in line]
-    assert len(warnings) == 2, done.stderr
-    assert "schedule=mail" in warnings[0]
-    assert "schedule=cleanup" in warnings[1]
+    names = [line.partition("schedule=")[2].partition(" ")[0] for line in warnings]
+    assert names == ["mail", "cleanup", "chain"], done.stderr
 
 
 def test_what_a_schedule_has_probably_forgotten_is_warned_of(jobpool: Jobpool, app: Callable[..., str]) -> None:

@@ -65,6 +65,16 @@ def test_a_done_key_is_kept_as_long_as_the_limits_say(limits: Limits, runs: int)
     assert bench.runs == runs
 
 
+@pytest.mark.parametrize(("limits", "waits"), [(Limits(idempotency_ttl=60.0), 0), (NO_LIMITS, 1)])
+def test_a_unique_key_of_a_job_that_was_skipped_is_known_no_longer_than_that(limits: Limits, waits: int) -> None:
+    bench = Bench(limits)
+    bench.enqueue(KEYED, KEYED | {"unique": True})
+    assert bench.process(2) == [Status.ACKED, Status.SKIPPED_IDEMPOTENT]
+    bench.clock.advance(60.0)
+    bench.enqueue(KEYED | {"unique": True})
+    assert bench.backend.stats(QUEUE).waiting == 1 - waits
+
+
 def test_a_failed_attempt_leaves_the_key_free_for_its_retry() -> None:
     bench = Bench()
     bench.fails = 2

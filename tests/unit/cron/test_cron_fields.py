@@ -188,3 +188,11 @@ def test_the_longest_wait_is_found() -> None:
 
     assert times.first_from((days[0] + timedelta(days=1)) // timedelta(seconds=1)) == days[1] // timedelta(seconds=1)
     assert times.last_until(days[1] // timedelta(seconds=1) - 1) == days[0] // timedelta(seconds=1)
+
+
+def test_those_of_many_schedules_are_read_once() -> None:
+    expressions = [f"{minute} {hour} * * *" for hour in range(24) for minute in range(60)]
+    first = list(map(parse_fields, expressions))
+    misses = parse_fields.cache_info().misses
+    assert list(map(parse_fields, expressions)) == first
+    assert parse_fields.cache_info().misses == misses

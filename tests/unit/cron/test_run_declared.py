@@ -13,6 +13,7 @@ from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers, plan
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message.builder import JobBuilder
 from jobpool.message.definition import JobDefinition
 from jobpool_backends.memory import MemoryBackend
 
@@ -107,6 +108,8 @@ def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
         (_missing, [1], ["Dependency 'a1' for job 'a' does not exist.", "did you mean 'a11'?"]),
         (_moment, [1], ["scheduled_at", "leave it out", "delay(seconds)"]),
         (lambda s: s.define("a").identifier("mine"), [0], ["identifier", "leave it out"]),
+        (lambda s: s.define("a").then(JobBuilder("b").identifier("mine")), [0], ["identifier", "leave it out"]),
+        (lambda s: s.define("a").queue("q").delay(60).then(JobBuilder("b").delay(60)), [0], ["a delay in then(…)"]),
         (lambda s: s.define("a").priority(999), [0], ["priority"]),
         (lambda s: s.define("a").cron("0 0 30 * *").in_months("feb"), [0], ["0 0 30 2 *"]),
         (lambda s: s.define("a").max_retries(3), [0], ["no max_retries", MEND]),

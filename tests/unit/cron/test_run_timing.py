@@ -11,6 +11,8 @@ from jobpool.broker.broker_time import ASK_EVERY
 from jobpool.clock import ManualClock
 from jobpool.cron.runner import LOOK_EVERY, CronTime
 from jobpool.errors import BackendUnavailable
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode
 from jobpool_backends.memory import MemoryBackend
 
 
@@ -45,6 +47,19 @@ def turn(broker: Broker) -> ManualClock:
 
 def since_start(moment: datetime) -> float:
     return (moment - START).total_seconds()
+
+
+def test_a_follow_up_that_expires_is_packed_without_a_word_to_the_broker(broker: Broker) -> None:
+    def expires() -> float:
+        expires = decode(broker.pack(JobDefinition("report", expires_in=60.0)).body, attempts=0).expires
+        assert expires is not None
+        return expires - START.timestamp()
+
+    broker.ahead = 500.0
+    assert (expires(), broker.asked) == (60.0, 0), "this machine's clock, for there is no answer yet"
+    broker.time.now()
+    turn(broker).advance(2 * ASK_EVERY)
+    assert (expires(), broker.asked) == (500.0 + 2 * ASK_EVERY + 60.0, 1)
 
 
 def test_the_brokers_clock_is_asked_once_a_while_and_counted_on(broker: Broker) -> None:
@@ -89,7 +104,8 @@ def test_silence_is_bridged_but_for_the_first_time(broker: Broker) -> None:
     broker.silent = True
     turn(broker).advance(500.0)
     turn(broker).set_wall(3600.0)
-    assert since_start(time.now()) == 500.0
+    assert [since_start(time.now()) for _ in range(2)] == [500.0, 500.0]
+    assert broker.asked == 3, "each call in vain takes as long as one may"
 
 
 def test_without_a_broker_s_clock_this_machine_s_wall_clock_counts(broker: Broker) -> None:

@@ -151,7 +151,7 @@ def test_a_key_that_is_done_is_skipped_and_stays_done_no_longer_for_it(desk: Des
     assert desk.backend.ack(first.lease)
     [second] = desk.run(KEYED)
     assert second.outcome == AlreadyDone()
-    assert second.lease.guards is None, "its ack must not mark the key anew"
+    assert second.lease.guards == Guards(), "its ack must not mark the key anew"
 
 
 def test_the_chain_of_a_skipped_one_goes_on_without_its_result(desk: Desk) -> None:

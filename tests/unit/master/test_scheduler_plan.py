@@ -232,12 +232,16 @@ def test_a_reload_to_a_broken_app_leaves_it_alone() -> None:
     assert signals(stage.after(100.0)) == []
 
 
-def test_one_that_does_not_end_when_it_is_replaced_is_killed_after_the_grace() -> None:
-    stage = reloaded(stop_grace=5.0)
-    stage.tell(SchedulerReady(78))
-    assert signals(stage.after(4.9)) == []
-    assert signals(stage.after(0.2)) == [(77, signal.SIGKILL)]
+@pytest.mark.parametrize("runs", ["", "clean-up"])
+def test_one_that_does_not_end_when_it_is_replaced_is_killed_unless_it_runs_a_job(runs: str) -> None:
+    stage = reloaded()
+    stage.tell(SchedulerTurned(77, runs), SchedulerReady(78))
+    assert signals(stage.after(END_LIMIT_S - 0.1)) == []
+    assert signals(stage.after(0.2)) == ([] if runs else [(77, signal.SIGKILL)])
     assert signals(stage.after(100.0)) == []
+    if runs:  # it has come to its end, and the process has not
+        stage.tell(SchedulerTurned(77, ""))
+        assert signals(stage.after(END_LIMIT_S + 0.1)) == [(77, signal.SIGKILL)]
     assert starts(died(stage, -9)) == 0
     assert stage.pool.schedulers.failures == 0
 
