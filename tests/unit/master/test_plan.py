@@ -360,6 +360,17 @@ class TestHandingOut:
             stage.after(pause)
         assert [type(settlement) for settlement in stage.verdicts()] == [Release, Abandon, Release, Abandon]
 
+    def test_one_whose_handler_came_by_a_reload_and_went_by_another_waits_once_more(self) -> None:
+        stage = Stage().boot()
+        lease = stage.a_lease("late", ttl=5000.0)
+        for generation, handlers in enumerate(([*HANDLERS, HandlerInfo("late")], HANDLERS), 2):
+            stage.tell(ev.Leased([Inspected(lease, None)]), ev.SignalCame(signal.SIGHUP))
+            stage.load(generation, handlers)
+            stage.after(601.0)
+        stage.settled.clear()
+        stage.tell(ev.Leased([Inspected(lease, None)]))
+        assert stage.verdict(Release).delay > 0
+
     def test_what_was_rejected_is_never_handed_over(self) -> None:
         stage = Stage().boot()
         assert not of(stage.lease("report", outcome=Rejected("forged")), act.Hand)
