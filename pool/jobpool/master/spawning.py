@@ -46,8 +46,7 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
     late = not server.loaded and now - server.started_at >= pool.settings.boot_timeout
     if late:
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
-        pool.reload_failed(server.generation, error)
-        again_in = f"{pool.boot.failed(error, now):.1f}s"
+        again_in = pool.server_failed(server.generation, error, now)
         mend = "set a longer boot_timeout if it needs one; else `jobpool doctor` tells where it hangs"
         pool.note("error", "the fork server is killed", error=error, again_in=again_in, mend=mend)
     elif server.is_young and not server.told_slow and now - server.started_at >= SLOW_IMPORT_S:

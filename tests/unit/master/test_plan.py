@@ -1022,6 +1022,7 @@ class TestReload:
                 stage.after(stage.pool.settings.boot_timeout)
             else:
                 stage.tell(how)
+            assert (stage.pool.boot.failures, stage.pool.notes[-1].fields.get("again_in")) == (0, None), how
             stage.tell(ev.SignalCame(signal.SIGHUP))
             assert stage.pool.reload_error.startswith(error), how
             stage.load(generation=3)
