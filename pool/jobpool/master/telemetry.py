@@ -21,7 +21,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.tracking import RUNNING_SPACE
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.ipc.board_layout import HEADER, HeaderView, QueueDepth
+from jobpool.ipc.board_layout import HEADER, STOPS, HeaderView, QueueDepth
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
@@ -210,7 +210,7 @@ class Publisher:
             workers=pool.target,
             ready=sum([slot.is_ready for slot in pool.slots.live]),
             boot_failures=pool.boot.failures,
-            draining=int(pool.is_stopping or pool.drained),
+            draining=STOPS if pool.is_stopping else int(pool.drained),
             reloading=int(bool(reload_under_way(pool))),
             generation=pool.generation,
             waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),

@@ -11,12 +11,15 @@ import pytest
 from face_boards import NOW, header
 
 from jobpool.cli.service_manager import COUNTS_EVERY_S, Manager, Report, take_manager
+from jobpool.ipc.board_layout import STOPS
 
 STARTING: dict[str, Any] = {"ready": 0}
 HANGING = {"loop_at": NOW - 60}
 CHILDLESS = {"ready": 0}
 BROKER_AWAY = {"broker_ok_at": NOW - 60}
-DRAINING = {"draining": 1, "ready": 0}
+DRAINED = {"draining": 1}
+DRAINING = {"draining": STOPS, "ready": 0}
+BOOT_LOOP = {"ready": 1, "boot_failures": 5}
 RELOADING = {"reloading": 1}
 
 
@@ -40,10 +43,14 @@ FED = "WATCHDOG=1"
         pytest.param([{}, HANGING], [], id="loop hangs"),
         pytest.param([{}, CHILDLESS], [], id="no child"),
         pytest.param([{}, BROKER_AWAY], [], id="broker away"),
+        pytest.param([{}, BOOT_LOOP], [FED], id="some children run, and others do not boot"),
+        pytest.param([{}, BOOT_LOOP | CHILDLESS], [], id="no child boots"),
         pytest.param([{}, BROKER_AWAY, {}], [FED], id="broker back"),
         pytest.param([{}, RELOADING], ["RELOADING=1", FED], id="reload"),
         pytest.param([{}, RELOADING, RELOADING], [FED], id="reload goes on"),
         pytest.param([{}, RELOADING, {}], ["READY=1", FED], id="reloaded"),
+        pytest.param([{}, DRAINED], [FED], id="drained by a person, who may resume it"),
+        pytest.param([{}, DRAINED, RELOADING], ["RELOADING=1", FED], id="reload after that"),
         pytest.param([{}, DRAINING], ["STOPPING=1", FED], id="stop"),
         pytest.param([{}, RELOADING, DRAINING, DRAINING], [FED], id="stops on"),
         pytest.param([{}, DRAINING, DRAINING | HANGING], [], id="hangs at its stop"),
