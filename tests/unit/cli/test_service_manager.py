@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from face_boards import NOW, header
@@ -92,8 +94,13 @@ def test_the_variables_of_the_manager_are_taken_from_the_environment() -> None:
         assert environment == {"HOME": "/"}, variables
 
 
-def test_a_manager_that_has_gone_or_does_not_read_costs_nothing(tmp_path: Path) -> None:
+def test_a_manager_that_has_gone_or_does_not_read_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Manager(str(tmp_path / "gone")).send(["READY=1"])
+    with monkeypatch.context() as here:
+        here.setattr(socket, "socket", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is left")))
+        Manager(str(tmp_path / "gone")).send(["READY=1"])
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full:
         full.bind(str(tmp_path / "full"))
         for _ in range(2000):
