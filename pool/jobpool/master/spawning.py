@@ -27,6 +27,7 @@ def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     if reload or (lacking and now >= pool.boot.next_at):
         generation = next(pool.generations)
         pool.servers[generation] = Server(generation, now, is_reload=reload)
+        pool.reloaded_at = now if reload else pool.reloaded_at
         actions.append(act.StartForkServer(generation))
 
 

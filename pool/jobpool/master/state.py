@@ -198,6 +198,8 @@ class Pool:
     stop_signal: int | None = None  # the last of those that ask for a stop
     stop_signal_at: float = 0.0
     reload_asked: bool = False
+    reloaded_at: float = -math.inf
+    """When the last reload began."""
     reload_error: str = ""
     """Why the last reload failed; "" = it did not. Until the next good one."""
     stacks_asked: bool = False

@@ -59,6 +59,7 @@ STACK = "stack of a child"
 TELL_RUNNING_EVERY_S = 1.0  # seconds between two looks at what runs, and the age from which on it is told
 RUNNING_TTL_S = 60.0  # seconds for which that is kept
 HOST = socket.gethostname()
+RELOAD_SHOWN_S = 1.0  # seconds for which a reload is shown at least: who tells the service manager looks twice a second
 
 CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is in trouble, and says so elsewhere
 
@@ -211,7 +212,7 @@ class Publisher:
             ready=sum([slot.is_ready for slot in pool.slots.live]),
             boot_failures=pool.boot.failures,
             draining=STOPS if pool.is_stopping else int(pool.drained),
-            reloading=int(bool(reload_under_way(pool))),
+            reloading=int(now < pool.reloaded_at + RELOAD_SHOWN_S or bool(reload_under_way(pool))),
             generation=pool.generation,
             waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),
             loop_at=now,

@@ -1042,6 +1042,22 @@ class TestReload:
             " the last reload failed, the old code goes on: SyntaxError"
         )
 
+    @pytest.mark.parametrize("event", [ev.AppLoaded(2, Loaded(HANDLERS)), ev.AppFailed(2, "SyntaxError", "")])
+    def test_a_short_reload_is_shown_long_enough_for_who_tells_the_service_manager(self, event: ev.Event) -> None:
+        stage = Stage(workers=1).boot()
+        [old] = stage.idle
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.tell(event)
+        stage.make_ready()
+        if old.retiring:
+            stage.die(old, signal=None, code=0)
+        with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
+            shown = []
+            for now in (stage.now, stage.now + 0.9, stage.now + 1.1):
+                Publisher(board).publish(stage.pool, now, now, now)
+                shown.append(board.header.read().reloading)
+        assert (reload_under_way(stage.pool), shown) == ("", [1, 1, 0])
+
     def test_a_reload_that_a_later_one_has_overtaken_may_fail(self) -> None:
         stage = Stage(workers=1).boot()
         for _ in range(2):
