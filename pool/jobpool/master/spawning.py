@@ -21,8 +21,12 @@ STOP_LIMIT_S = 0.5  # the same past the grace of a stop
 def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Keep one loaded fork server, a young one while a reload is under way, and none longer than its children."""
     reload, pool.reload_asked = pool.reload_asked, False
-    for server in () if reload else pool.servers.values():
-        _keep_server(pool, server, now, actions)
+    for server in pool.servers.values():
+        if not reload:
+            _keep_server(pool, server, now, actions)
+        elif server.is_young and pool.generation:  # each import takes a CPU, and the memory of the app
+            server.ending = True
+            actions.append(act.EndForkServer(server.generation))
     lacking = pool.server() is None and not any(server.is_young for server in pool.servers.values())
     if reload or (lacking and now >= pool.boot.next_at):
         generation = next(pool.generations)

@@ -960,6 +960,14 @@ class TestReload:
         assert stage.pool.generation == 3
         assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
 
+    def test_a_reload_ends_the_import_of_the_one_before_it(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        actions = stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert [action.generation for action in of(actions, act.EndForkServer)] == [2]
+        assert [action.generation for action in of(actions, act.StartForkServer)] == [3]
+        assert (list(stage.pool.servers), stage.pool.boot.failures, stage.pool.reload_error) == ([1, 3], 0, "")
+
     def test_a_generation_is_never_used_twice(self) -> None:
         stage = Stage(workers=1).boot()
         for _ in range(2):
