@@ -13,9 +13,10 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from jobpool.cli.progress import done, progress
-from jobpool.ipc.board_layout import HeaderView
+from jobpool.ipc.board_layout import STOPS, HeaderView
 from jobpool.message.printable import one_line
 from jobpool.ops.runtime_dir import PoolFile
 from jobpool.ops.top import PoolSample
@@ -40,7 +41,7 @@ class Manager(Struct, frozen=True):
     def send(self, lines: list[str]) -> None:
         """Send one message; one that cannot be sent is left out. Never blocks."""
         name = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto("\n".join(lines).encode(), name)
 
@@ -71,9 +72,8 @@ def notifying(manager: Manager, note: PoolFile) -> Iterator[None]:
 class Report:
     """The lines of the next message, by what was told before. Pure.
 
-    The watchdog is fed while the pool is ready: its loop turns, a child is ready, the broker has answered lately. It
-    is fed before the pool is ready and while it drains, if the loop turns: those times have limits of
-    their own.
+    The watchdog is fed while the pool works: its loop turns, a child is ready, the broker has answered lately. It is
+    fed before the pool is ready and while it stops, if the loop turns: those times have limits of their own.
     """
 
     def __init__(self) -> None:
@@ -88,14 +88,15 @@ class Report:
         if probe.text != self._said or now >= self._counted_at + COUNTS_EVERY_S:
             self._said, self._counted_at = probe.text, now
             lines.append(f"STATUS={one_line(probe.text)}; {header.waiting:,} waiting, {done(header):,} ended")
-        if probe.ok or (live(header, now).ok and (self._stopping or not self._ready)):
+        runs = ready(replace(header, boot_failures=0), now).ok  # some do, though others may not come up
+        if runs or (live(header, now).ok and (self._stopping or not self._ready)):
             lines.append("WATCHDOG=1")
         return lines
 
     def _changes(self, header: HeaderView, now: float, is_ready: bool) -> Iterator[str]:
         if self._stopping:
             return
-        if header.draining:
+        if header.draining == STOPS:  # the manager kills it some time after that
             self._stopping = True
             yield "STOPPING=1"
         elif not self._ready and is_ready:

@@ -18,6 +18,7 @@ READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is 
 PAGE = 4096
 WORD = 8
 FRONT_WORDS = 8  # for magic, version, slots and page size at the start of the header page; unused on slots' pages
+STOPS = 2  # a value of the header's `draining`
 MAX_COUNT = 2**53
 MAX_REAL = 1e12  # above these is rubbish: a child's page holds what a handler's stray pointer has written there, too
 
@@ -218,7 +219,7 @@ class HeaderView(Counts, frozen=True, kw_only=True):
     workers: int  # children that are wanted
     ready: int  # children that are ready now
     boot_failures: int  # children in a row that could not boot
-    draining: int  # 1 once it was told to stop, or to fetch nothing more
+    draining: int  # 1 while a person has it fetch nothing; `STOPS` once it was told to stop
     reloading: int  # 1 while a reload is under way
     generation: int  # of the newest fork server
     waiting: int  # messages that wait in the pool's queues, as counted last

@@ -263,8 +263,8 @@ class Master:
         try:
             self.children.start_server(generation)
         except OSError as error:
-            self.pool.note("error", "no fork server could be started", error=str(error))
-            self.pool.boot.failed(str(error), time.monotonic())
+            again_in = self.pool.server_failed(generation, str(error), time.monotonic())
+            self.pool.note("error", "no fork server could be started", error=str(error), again_in=again_in)
             self.pool.servers.pop(generation, None)
 
     def _after(self, now: float) -> None:

@@ -60,6 +60,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         pool.boot.succeeded()  # what failed was the old code
     pool.reload_error = ""
     pool.handlers = {info.name: info for info in event.app.handlers}
+    pool.unknown_since.clear()  # what waited for a handler may have run with the code before
     serve_named(pool, event.app.handlers, is_first=is_first)
     pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
@@ -116,10 +117,9 @@ def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
     if pool.generation == 0 and pool.boot.failures == 0:
         pool.fail(event.error, "the app does not load", event.trace)
         return
-    pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace or None)
-    pool.reload_failed(event.generation, event.error)
-    if pool.server() is None:  # else it was a reload, and children come up as before
-        pool.boot.failed(event.error, pool.now)
+    again_in = pool.server_failed(event.generation, event.error, pool.now)
+    fields = {"error": event.error, "trace": event.trace or None, "again_in": again_in}
+    pool.note("error", "the app does not load; what runs goes on", **fields)
 
 
 def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
@@ -135,10 +135,10 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
         slot.end(EndReason.SERVER, pool.now, ALONE if len(running) == 1 else "")
     if not (server.ending or pool.is_stopping):
         what = "the fork server died" if server.loaded else "the process died that was importing the app"
-        pool.reload_failed(event.generation, what)
-        again_in = f"{pool.boot.failed(what, pool.now):.1f}s"
+        again_in = pool.server_failed(event.generation, what, pool.now)
+        then = "another is started" if again_in else "what runs goes on"
         why = {} if server.loaded else {"mend": "`jobpool doctor`, with the same --app, tells how it dies"}
-        pool.note("error", f"{what}; another is started", generation=event.generation, again_in=again_in, **why)
+        pool.note("error", f"{what}; {then}", generation=event.generation, again_in=again_in, **why)
 
 
 def _app_said(pool: Pool, event: ev.AppSaid) -> None:

@@ -21,12 +21,17 @@ STOP_LIMIT_S = 0.5  # the same past the grace of a stop
 def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Keep one loaded fork server, a young one while a reload is under way, and none longer than its children."""
     reload, pool.reload_asked = pool.reload_asked, False
-    for server in () if reload else pool.servers.values():
-        _keep_server(pool, server, now, actions)
+    for server in pool.servers.values():
+        if not reload:
+            _keep_server(pool, server, now, actions)
+        elif server.is_young and pool.generation:  # each import takes a CPU, and the memory of the app
+            server.ending = True
+            actions.append(act.EndForkServer(server.generation))
     lacking = pool.server() is None and not any(server.is_young for server in pool.servers.values())
     if reload or (lacking and now >= pool.boot.next_at):
         generation = next(pool.generations)
         pool.servers[generation] = Server(generation, now, is_reload=reload)
+        pool.reloaded_at = now if reload else pool.reloaded_at
         actions.append(act.StartForkServer(generation))
 
 
@@ -46,8 +51,7 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
     late = not server.loaded and now - server.started_at >= pool.settings.boot_timeout
     if late:
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
-        pool.reload_failed(server.generation, error)
-        again_in = f"{pool.boot.failed(error, now):.1f}s"
+        again_in = pool.server_failed(server.generation, error, now)
         mend = "set a longer boot_timeout if it needs one; else `jobpool doctor` tells where it hangs"
         pool.note("error", "the fork server is killed", error=error, again_in=again_in, mend=mend)
     elif server.is_young and not server.told_slow and now - server.started_at >= SLOW_IMPORT_S:

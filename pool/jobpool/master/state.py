@@ -198,6 +198,8 @@ class Pool:
     stop_signal: int | None = None  # the last of those that ask for a stop
     stop_signal_at: float = 0.0
     reload_asked: bool = False
+    reloaded_at: float = -math.inf
+    """When the last reload began."""
     reload_error: str = ""
     """Why the last reload failed; "" = it did not. Until the next good one."""
     stacks_asked: bool = False
@@ -291,10 +293,16 @@ class Pool:
     def server(self) -> Server | None:
         return self.servers.get(self.generation)
 
-    def reload_failed(self, generation: int, error: str) -> None:
-        """Keep why this generation of the code does not come, if it is newer than the code that runs."""
-        if generation > self.generation and self.server() is not None:
+    def server_failed(self, generation: int, error: str, now: float) -> str | None:
+        """Keep why a fork server does not serve; return when another is tried. None: none is, the present code serves.
+
+        Then it was a reload that failed, if its code is newer, and no failure of the children that run.
+        """
+        if self.server() is None:
+            return f"{self.boot.failed(error, now):.1f}s"
+        if generation > self.generation:
             self.reload_error = error
+        return None
 
     @property
     def counters(self) -> Counts:

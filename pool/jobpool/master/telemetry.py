@@ -21,7 +21,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.tracking import RUNNING_SPACE
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.ipc.board_layout import HEADER, HeaderView, QueueDepth
+from jobpool.ipc.board_layout import HEADER, STOPS, HeaderView, QueueDepth
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
@@ -59,6 +59,7 @@ STACK = "stack of a child"
 TELL_RUNNING_EVERY_S = 1.0  # seconds between two looks at what runs, and the age from which on it is told
 RUNNING_TTL_S = 60.0  # seconds for which that is kept
 HOST = socket.gethostname()
+RELOAD_SHOWN_S = 1.0  # seconds for which a reload is shown at least: who tells the service manager looks twice a second
 
 CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is in trouble, and says so elsewhere
 
@@ -210,8 +211,8 @@ class Publisher:
             workers=pool.target,
             ready=sum([slot.is_ready for slot in pool.slots.live]),
             boot_failures=pool.boot.failures,
-            draining=int(pool.is_stopping or pool.drained),
-            reloading=int(bool(reload_under_way(pool))),
+            draining=STOPS if pool.is_stopping else int(pool.drained),
+            reloading=int(now < pool.reloaded_at + RELOAD_SHOWN_S or bool(reload_under_way(pool))),
             generation=pool.generation,
             waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),
             loop_at=now,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from face_boards import NOW, header
 
 from jobpool.cli.service_manager import COUNTS_EVERY_S, Manager, Report, take_manager
+from jobpool.ipc.board_layout import STOPS
 
 STARTING: dict[str, Any] = {"ready": 0}
 HANGING = {"loop_at": NOW - 60}
 CHILDLESS = {"ready": 0}
 BROKER_AWAY = {"broker_ok_at": NOW - 60}
-DRAINING = {"draining": 1, "ready": 0}
+DRAINED = {"draining": 1}
+DRAINING = {"draining": STOPS, "ready": 0}
+BOOT_LOOP = {"ready": 1, "boot_failures": 5}
 RELOADING = {"reloading": 1}
 
 
@@ -40,10 +45,14 @@ FED = "WATCHDOG=1"
         pytest.param([{}, HANGING], [], id="loop hangs"),
         pytest.param([{}, CHILDLESS], [], id="no child"),
         pytest.param([{}, BROKER_AWAY], [], id="broker away"),
+        pytest.param([{}, BOOT_LOOP], [FED], id="some children run, and others do not boot"),
+        pytest.param([{}, BOOT_LOOP | CHILDLESS], [], id="no child boots"),
         pytest.param([{}, BROKER_AWAY, {}], [FED], id="broker back"),
         pytest.param([{}, RELOADING], ["RELOADING=1", FED], id="reload"),
         pytest.param([{}, RELOADING, RELOADING], [FED], id="reload goes on"),
         pytest.param([{}, RELOADING, {}], ["READY=1", FED], id="reloaded"),
+        pytest.param([{}, DRAINED], [FED], id="drained by a person, who may resume it"),
+        pytest.param([{}, DRAINED, RELOADING], ["RELOADING=1", FED], id="reload after that"),
         pytest.param([{}, DRAINING], ["STOPPING=1", FED], id="stop"),
         pytest.param([{}, RELOADING, DRAINING, DRAINING], [FED], id="stops on"),
         pytest.param([{}, DRAINING, DRAINING | HANGING], [], id="hangs at its stop"),
@@ -85,8 +94,13 @@ def test_the_variables_of_the_manager_are_taken_from_the_environment() -> None:
         assert environment == {"HOME": "/"}, variables
 
 
-def test_a_manager_that_has_gone_or_does_not_read_costs_nothing(tmp_path: Path) -> None:
+def test_a_manager_that_has_gone_or_does_not_read_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Manager(str(tmp_path / "gone")).send(["READY=1"])
+    with monkeypatch.context() as here:
+        here.setattr(socket, "socket", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is left")))
+        Manager(str(tmp_path / "gone")).send(["READY=1"])
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full:
         full.bind(str(tmp_path / "full"))
         for _ in range(2000):

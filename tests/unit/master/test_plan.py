@@ -360,6 +360,17 @@ class TestHandingOut:
             stage.after(pause)
         assert [type(settlement) for settlement in stage.verdicts()] == [Release, Abandon, Release, Abandon]
 
+    def test_one_whose_handler_came_by_a_reload_and_went_by_another_waits_once_more(self) -> None:
+        stage = Stage().boot()
+        lease = stage.a_lease("late", ttl=5000.0)
+        for generation, handlers in enumerate(([*HANDLERS, HandlerInfo("late")], HANDLERS), 2):
+            stage.tell(ev.Leased([Inspected(lease, None)]), ev.SignalCame(signal.SIGHUP))
+            stage.load(generation, handlers)
+            stage.after(601.0)
+        stage.settled.clear()
+        stage.tell(ev.Leased([Inspected(lease, None)]))
+        assert stage.verdict(Release).delay > 0
+
     def test_what_was_rejected_is_never_handed_over(self) -> None:
         stage = Stage().boot()
         assert not of(stage.lease("report", outcome=Rejected("forged")), act.Hand)
@@ -949,6 +960,14 @@ class TestReload:
         assert stage.pool.generation == 3
         assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
 
+    def test_a_reload_ends_the_import_of_the_one_before_it(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        actions = stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert [action.generation for action in of(actions, act.EndForkServer)] == [2]
+        assert [action.generation for action in of(actions, act.StartForkServer)] == [3]
+        assert (list(stage.pool.servers), stage.pool.boot.failures, stage.pool.reload_error) == ([1, 3], 0, "")
+
     def test_a_generation_is_never_used_twice(self) -> None:
         stage = Stage(workers=1).boot()
         for _ in range(2):
@@ -1011,6 +1030,7 @@ class TestReload:
                 stage.after(stage.pool.settings.boot_timeout)
             else:
                 stage.tell(how)
+            assert (stage.pool.boot.failures, stage.pool.notes[-1].fields.get("again_in")) == (0, None), how
             stage.tell(ev.SignalCame(signal.SIGHUP))
             assert stage.pool.reload_error.startswith(error), how
             stage.load(generation=3)
@@ -1029,6 +1049,22 @@ class TestReload:
             "a reload is under way: 1 of the old code's children are not gone yet;"
             " the last reload failed, the old code goes on: SyntaxError"
         )
+
+    @pytest.mark.parametrize("event", [ev.AppLoaded(2, Loaded(HANDLERS)), ev.AppFailed(2, "SyntaxError", "")])
+    def test_a_short_reload_is_shown_long_enough_for_who_tells_the_service_manager(self, event: ev.Event) -> None:
+        stage = Stage(workers=1).boot()
+        [old] = stage.idle
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.tell(event)
+        stage.make_ready()
+        if old.retiring:
+            stage.die(old, signal=None, code=0)
+        with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
+            shown = []
+            for now in (stage.now, stage.now + 0.9, stage.now + 1.1):
+                Publisher(board).publish(stage.pool, now, now, now)
+                shown.append(board.header.read().reloading)
+        assert (reload_under_way(stage.pool), shown) == ("", [1, 1, 0])
 
     def test_a_reload_that_a_later_one_has_overtaken_may_fail(self) -> None:
         stage = Stage(workers=1).boot()

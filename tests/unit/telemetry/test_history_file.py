@@ -84,9 +84,20 @@ def test_tidying_neither_follows_a_link_nor_stumbles_over_what_a_killed_process_
     other.write_text("mine")
     history = HistoryFile(path, keep=2)
     history.append([a_line("a", 1)])
-    path.with_name(f"{path.name}.{os.getpid()}.new").symlink_to(other)
+    path.with_name(f"{path.name}.new").symlink_to(other)
     history.tidy()
     assert (other.read_text(), path.is_symlink(), ids(path, "a")) == ("mine", False, [1])
+
+
+def test_what_a_process_leaves_that_is_killed_while_it_tidies_goes_with_the_next_tidying(tmp_path: Path) -> None:
+    path = tmp_path / "h.ndjson"
+    history = HistoryFile(path, keep=2)
+    history.append([a_line("a", 1)])
+    killed = "import os, signal\nos.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n" + WRITER
+    subprocess.run([sys.executable, "-c", killed, "1", str(path), "2"], check=False, timeout=60)
+    assert len(list(tmp_path.iterdir())) == 2
+    history.tidy()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_file_is_tidied_when_it_has_doubled(tmp_path: Path) -> None:

@@ -120,14 +120,15 @@ class HistoryFile:
     def tidy(self) -> None:
         """Leave the newest lines of each name. Raises `OSError`."""
         with self._locked() as fd:
-            fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+            fresh = self.path.with_name(f"{self.path.name}.new")  # the same for all: one that was killed leaves none
             try:
                 with self.path.open("rb") as stream:
                     kept = newest(stream, self._keep, MAX_FILE_BYTES)
                     size = _write_all(fresh, kept, stat.S_IMODE(os.fstat(fd).st_mode))
                 os.replace(fresh, self.path)
-            finally:
+            except OSError:
                 fresh.unlink(missing_ok=True)
+                raise
         self._tidy_at = max(self._tidy_from, 2 * size)
 
     @contextlib.contextmanager
