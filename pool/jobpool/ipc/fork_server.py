@@ -48,7 +48,7 @@ class ForkServer:
         self._main = child_main
         self._inheritance = inheritance
         self._children: dict[int, Spawned] = {}  # by pidfd, those not collected yet
-        self._of_app = linux.direct_children()
+        self._left_alone = linux.direct_children()  # of the app's import; and the dead that a debugger holds
         self._trackers: dict[int, float] = {}  # resource trackers of the dead, and when they are strays like others
         self._strays_left = False
         self._master_gone = False
@@ -143,9 +143,8 @@ class ForkServer:
 
     def _collect(self, dead: Collection[int]) -> None:
         """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
-        for pidfd in dead:
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-        ours = {child.pid for child in self._children.values()} | self._of_app
+        self._left_alone = {pid for pid in self._left_alone if not linux.collect(pid)}
+        ours = {child.pid for child in self._children.values()} | self._left_alone
         spared = self._spare_trackers(linux.direct_children() - ours)
         groups = set(map(os.getpgid, spared))  # the others in them are killed one by one
         for pidfd in dead:
@@ -174,7 +173,10 @@ class ForkServer:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         child = self._children.pop(pidfd)
-        _, status, usage = os.wait4(child.pid, 0)
+        collected, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if not collected:  # its debugger has not looked yet that it is dead: until then its end is not told
+            self._left_alone.add(child.pid)
+            return Exited(child.child, child.pid, None, signal.SIGKILL, strays=strays)
         return Exited.told_by(child.child, child.pid, status, usage, strays)
 
     def _end(self) -> None:

@@ -6,6 +6,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -211,6 +213,28 @@ def test_what_the_app_itself_started_at_its_import_lives_until_the_fork_server_e
         watch = Watch([helper])
         nurse.server.close()
         assert watch.wait(1.0) == []
+
+
+DEBUGGER = """
+import ctypes, sys
+print(ctypes.CDLL(None).ptrace(16, int(sys.argv[1]), None, None), flush=True)  # PTRACE_ATTACH
+sys.stdin.read()
+"""
+
+
+def test_a_dead_child_that_a_debugger_holds_is_reported_and_holds_up_nobody() -> None:
+    """As gdb does at its prompt: until it goes on, nobody else can collect the dead process."""
+    with Nurse() as nurse:
+        child, pipe = nurse.bear(0), subprocess.PIPE
+        words = [sys.executable, "-c", DEBUGGER, str(child.pid)]
+        with subprocess.Popen(words, stdin=pipe, stdout=pipe) as debugger:
+            if debugger.stdout is None or debugger.stdout.readline() != b"0\n":
+                pytest.skip("this user must not trace processes")
+            assert nurse.end(child).signal == signal.SIGKILL
+            nurse.end(nurse.bear(1))
+            assert child.pid in direct_children(nurse.server.pid)
+        nurse.end(nurse.bear(1))
+        wait_until(lambda: child.pid not in direct_children(nurse.server.pid))
 
 
 def test_sixty_children_dying_at_once_are_all_reported() -> None:
