@@ -78,7 +78,14 @@ def print_through_c(ctx: JobContext) -> None:
 @handler
 def steal_streams(ctx: JobContext) -> None:
     sys.stdout.close()
-    sys.stdout = sys.stderr = None
+    sys.stdout = None
+    del sys.stderr
+
+
+@handler
+def lose_environment(ctx: JobContext) -> str:
+    del os.environ
+    return "done"
 
 
 # --- failing ---------------------------------------------------------------------------------------

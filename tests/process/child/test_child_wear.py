@@ -162,6 +162,13 @@ def test_streams_are_put_back(start_child: Start) -> None:
     assert "to stdout\nto stderr\nbytes\n" in child.succeed("print_everywhere").output
 
 
+def test_a_job_whose_child_cannot_be_put_back_has_ended_as_it_did(start_child: Start) -> None:
+    child = start_child()
+    result = child.succeed("lose_environment")
+    assert (result.output, result.leaving) == ("done", "its state cannot be put back")
+    assert child.exit_status() == 0
+
+
 # --- output ------------------------------------------------------------------------------------------
 
 
