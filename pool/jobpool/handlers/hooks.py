@@ -107,19 +107,19 @@ class Hooks:
 
         All of them run, also if one fails. Raises `Retry`, because of the errors of those that did.
         """
-        dead, errors = DeadJob.from_payload(ctx.payload), dict[str, Exception]()
+        dead, errors = DeadJob.from_payload(ctx.payload), dict[str, BaseException]()
         threads = _thread._count()
         for place, hook in self._hooks["on_death"]:
             self.mark(place)
             try:
                 awaited(hook(dead))
-            except Exception as error:  # noqa: BLE001 - the other hooks run, and the attempt fails
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the other hooks run, and the attempt fails
                 errors[place] = error
         self.threads += max(0, _thread._count() - threads)
         if errors:
             pause = DEATH_PAUSE_S * DEATH_PAUSE_FACTOR ** (ctx.attempt - 1)
             text = "\n".join(hook_failed(place, told(error, DEFAULT_CAP)) for place, error in errors.items())
-            raise Retry(pause, text) from ExceptionGroup("on_death hooks", list(errors.values()))
+            raise Retry(pause, text) from BaseExceptionGroup("on_death hooks", list(errors.values()))
 
     def _begin(self, place: str) -> None:
         self.running = place

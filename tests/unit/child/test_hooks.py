@@ -202,13 +202,14 @@ def test_all_hooks_get_the_record_plain_or_async() -> None:
 
 
 def test_one_that_fails_keeps_no_other_from_running_and_the_attempt_fails_with_its_name() -> None:
-    registry, seen = HandlerRegistry(), list[DeadJob]()
-    registry.on_death(raising(ValueError("mail is down")))
-    registry.on_death(seen.append)
-    end = told(registry)
-    assert (end.kind, end.after, len(seen)) == (ResultKind.RETRY, 1.0, 1)
-    assert "ValueError: mail is down" in end.error
-    assert (headline(end.error) or "").endswith("(raising.<locals>.hook) failed: ValueError: mail is down")
+    for error, said in ((ValueError("mail is down"), "ValueError: mail is down"), (SystemExit(1), "SystemExit: 1")):
+        registry, seen = HandlerRegistry(), list[DeadJob]()
+        registry.on_death(raising(error))
+        registry.on_death(seen.append)
+        end = told(registry)
+        assert (end.kind, end.after, len(seen)) == (ResultKind.RETRY, 1.0, 1)
+        assert said in end.error
+        assert (headline(end.error) or "").endswith(f"(raising.<locals>.hook) failed: {said}")
 
 
 def test_a_payload_that_is_no_record_is_a_failed_attempt() -> None:
