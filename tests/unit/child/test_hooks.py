@@ -3,9 +3,12 @@
 # ruff: noqa: ARG001, ARG005 - a hook takes its arguments, whether it looks at them or not
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +178,31 @@ def test_what_cannot_be_a_hook_is_refused_where_it_is_registered() -> None:
 def test_a_hook_that_cannot_take_what_it_is_given_is_refused_where_it_is_registered(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{kind} hook .*test_hooks.py:\d+ .* must take \("):
         getattr(HandlerRegistry(), kind)(lambda one, two, three: None)
+
+
+def test_sys_exit_ends_a_process_that_a_hook_forks_and_no_other_hook_runs_in_it(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def note(text: object) -> None:
+        with notes.open("a") as file:
+            print(text, file=file)
+
+    def forks(*_: object) -> None:
+        if not (pid := os.fork()):
+            sys.exit(5)
+        note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    for kind in ("after_attempt", "on_death"):
+        registry = HandlerRegistry()
+        hooks = [forks, lambda *_: note("other")]
+        for hook in hooks if kind == "on_death" else reversed(hooks):
+            getattr(registry, kind)(hook)
+        ended = told(registry) if kind == "on_death" else attempt(registry)
+        assert ended.kind is ResultKind.SUCCEEDED
+    registry = HandlerRegistry()
+    registry.handler("it", after_run=forks)(nothing)
+    assert run_attempt(job(), registry).kind is ResultKind.SUCCEEDED
+    assert notes.read_text().split() == ["5", "other", "5", "other", "5"]
 
 
 # --- on_death ---------------------------------------------------------------------------------------------------------
