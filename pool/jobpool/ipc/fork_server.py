@@ -25,6 +25,7 @@ SWEEP_LIMIT_S = 1.0  # for which one sweep may hold the loop up; the rest is tri
 SHORT_SWEEP_S = 0.05  # while something is left from the sweep before, which may not die for long (state D)
 RESWEEP_EVERY_S = 1.0
 END_LIMIT_S = 5.0
+DEBUGGER_S = 0.1  # that the debugger of a dead child gets to see the death first
 FORK_LIMIT_S = 15.0  # of one fork, the app's own at-fork hooks included; the master is less patient, if it lives
 _REQUESTS_AT_ONCE = 64
 
@@ -173,11 +174,13 @@ class ForkServer:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         child = self._children.pop(pidfd)
-        collected, status, usage = os.wait4(child.pid, os.WNOHANG)
-        if not collected:  # its debugger has not looked yet that it is dead: until then its end is not told
-            self._left_alone.add(child.pid)
-            return Exited(child.child, child.pid, None, signal.SIGKILL, strays=strays)
-        return Exited.told_by(child.child, child.pid, status, usage, strays)
+        give_up = time.monotonic() + DEBUGGER_S
+        while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:
+            if time.monotonic() >= give_up:  # its debugger stands at a prompt: until it goes on, nobody can collect it
+                self._left_alone.add(child.pid)
+                return Exited(child.child, child.pid, None, signal.SIGKILL, strays=strays)
+            time.sleep(0.001)
+        return Exited.told_by(child.child, *ended, strays)
 
     def _end(self) -> None:
         linux.close_all_but({0, 1, 2, self._control.fileno()})  # a pipe to the app's resource tracker among them
