@@ -223,7 +223,10 @@ class Child:
         except SocketsLost:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the handler has broken: its attempt has ended before
+            self._wear.check_sockets()
             leaving = DESCRIPTORS if isinstance(error, OSError) else "its state cannot be put back"
+        if leaving:
+            self._tidy.let_go()
         self._send(nonce, attempt, leaving)
         self._page.finished(attempt.kind is ResultKind.SUCCEEDED, monotonic())
         return leaving
