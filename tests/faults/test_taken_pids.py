@@ -42,7 +42,7 @@ BY_NUMBER = {
 OF_CHILDREN = {
     ("jobpool/ipc/linux.py", "sweep_strays"): "what /proc lists as children of this process, collected behind it",
     ("jobpool/ipc/fork_server.py", "ForkServer._fork"): "just born, and collected in the next line",
-    ("jobpool/ipc/fork_server.py", "ForkServer._collect"): "a zombie (WNOWAIT), collected behind it",
+    ("jobpool/ipc/fork_server.py", "ForkServer._collect"): "dead, says its pidfd, and collected behind it",
     ("jobpool/ipc/fork_server.py", "ForkServer._end"): "of its own children those that it has not collected",
     (
         "jobpool/master/child_processes.py",

@@ -254,7 +254,7 @@ class AttemptRunner:
         self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun, hooks: Hooks | None = None
     ) -> None:
         self._capture.begin()
-        self._watch.call(_after_run, (hook, attempt.result, hooks))
+        self._watch.call(_after_run, (hook, attempt.result, hooks, self._pid))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         self._end(attempt, job)
@@ -364,12 +364,14 @@ def _exit(code: object) -> NoReturn:
     os._exit((code or 0) & 0xFF)
 
 
-def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult, Hooks | None]) -> None:
+def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult, Hooks | None, int]) -> None:
     """Call the hook, under the alarm only. `hooks`: it calls these, and they know which one runs."""
-    hook, result, hooks = task
+    hook, result, hooks, pid = task
     try:
         hook(result)
-    except BaseException:  # its errors are logged, never a verdict
+    except BaseException as error:  # its errors are logged, never a verdict
+        if isinstance(error, SystemExit) and os.getpid() != pid:
+            _exit(error.code)
         import logging
 
         name = "after_run" if hooks is None else f"the {hooks.running}"

@@ -46,9 +46,9 @@ class Capture:
         """Forget what was printed, and take the places of the two streams, if they were taken away."""
         if self._kept.total:
             self._kept.clear()
-        if sys.stdout is not self._out:
+        if getattr(sys, "stdout", None) is not self._out:
             sys.stdout = self._out
-        if sys.stderr is not self._err:
+        if getattr(sys, "stderr", None) is not self._err:
             sys.stderr = self._err
 
     def keep(self, data: bytes) -> None:

@@ -90,5 +90,6 @@ class ChannelProducer:
                 self._owed -= 1
                 if not self._owed:
                     return reply
-        except (OSError, frames.BadFrame) as error:
+        except (OSError, frames.BadFrame, packets.PacketTooLarge) as error:  # not sent, or its answer was taken
+            self._owed -= 1
             raise BackendUnavailable(f"the pool's master does not answer: {error}") from error

@@ -220,8 +220,13 @@ class Child:
             failed = attempt.kind is not ResultKind.SUCCEEDED
             spoilt = self._tidy.restore(attempt.started + attempt.duration, failed)
             leaving = self._wear.reason(attempt) or spoilt
-        except OSError:
-            leaving = DESCRIPTORS
+        except SocketsLost:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the handler has broken: its attempt has ended before
+            self._wear.check_sockets()
+            leaving = DESCRIPTORS if isinstance(error, OSError) else "its state cannot be put back"
+        if leaving:
+            self._tidy.let_go()
         self._send(nonce, attempt, leaving)
         self._page.finished(attempt.kind is ResultKind.SUCCEEDED, monotonic())
         return leaving

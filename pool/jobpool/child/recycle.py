@@ -56,7 +56,7 @@ class Wear:
         Raises `SocketsLost` if there is no way to the master any more.
         Blocks for `LAST_WORDS_S` and `SWEEP_LIMIT_S` at most, and not at all when nothing was left behind.
         """
-        self._check_sockets()
+        self.check_sockets()
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
         swept = linux.has_children() and self._sweep(attempt)
@@ -95,7 +95,7 @@ class Wear:
         killed = linux.sweep_strays(self._daemons, SWEEP_LIMIT_S, linux.resource_trackers)
         return killed > 0 or not linux.direct_children() <= self._daemons
 
-    def _check_sockets(self) -> None:
+    def check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
         try:
             for ask, cookie in self._sockets:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -92,12 +93,14 @@ class Hooks:
 
     def after_attempt(self, ctx: JobContext, result: ExecutionResult) -> None:
         """Call the hooks, the last one first, all of them; log their errors. Raises `HardTimeout` and its like."""
-        threads = _thread._count()
+        threads, pid = _thread._count(), os.getpid()
         for place, hook in reversed(self._hooks["after_attempt"]):
             self._begin(place)
             try:
                 hook(ctx, result)
             except (Exception, SystemExit):
+                if os.getpid() != pid:  # the end of a process that the hook forked
+                    raise
                 logger.exception("the %s failed, after handler %r", place, result.handler)
         self.running = ""
         self.threads += max(0, _thread._count() - threads)
@@ -107,19 +110,21 @@ class Hooks:
 
         All of them run, also if one fails. Raises `Retry`, because of the errors of those that did.
         """
-        dead, errors = DeadJob.from_payload(ctx.payload), dict[str, Exception]()
-        threads = _thread._count()
+        dead, errors = DeadJob.from_payload(ctx.payload), dict[str, BaseException]()
+        threads, pid = _thread._count(), os.getpid()
         for place, hook in self._hooks["on_death"]:
             self.mark(place)
             try:
                 awaited(hook(dead))
-            except Exception as error:  # noqa: BLE001 - the other hooks run, and the attempt fails
+            except (Exception, SystemExit) as error:  # the other hooks run, and the attempt fails
+                if os.getpid() != pid:
+                    raise
                 errors[place] = error
         self.threads += max(0, _thread._count() - threads)
         if errors:
             pause = DEATH_PAUSE_S * DEATH_PAUSE_FACTOR ** (ctx.attempt - 1)
             text = "\n".join(hook_failed(place, told(error, DEFAULT_CAP)) for place, error in errors.items())
-            raise Retry(pause, text) from ExceptionGroup("on_death hooks", list(errors.values()))
+            raise Retry(pause, text) from BaseExceptionGroup("on_death hooks", list(errors.values()))
 
     def _begin(self, place: str) -> None:
         self.running = place

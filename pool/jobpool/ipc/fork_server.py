@@ -25,6 +25,7 @@ SWEEP_LIMIT_S = 1.0  # for which one sweep may hold the loop up; the rest is tri
 SHORT_SWEEP_S = 0.05  # while something is left from the sweep before, which may not die for long (state D)
 RESWEEP_EVERY_S = 1.0
 END_LIMIT_S = 5.0
+DEBUGGER_S = 0.1  # that the debugger of a dead child gets to see the death first
 FORK_LIMIT_S = 15.0  # of one fork, the app's own at-fork hooks included; the master is less patient, if it lives
 _REQUESTS_AT_ONCE = 64
 
@@ -48,7 +49,7 @@ class ForkServer:
         self._main = child_main
         self._inheritance = inheritance
         self._children: dict[int, Spawned] = {}  # by pidfd, those not collected yet
-        self._of_app = linux.direct_children()
+        self._left_alone = linux.direct_children()  # of the app's import; and the dead that a debugger holds
         self._trackers: dict[int, float] = {}  # resource trackers of the dead, and when they are strays like others
         self._strays_left = False
         self._master_gone = False
@@ -143,9 +144,8 @@ class ForkServer:
 
     def _collect(self, dead: Collection[int]) -> None:
         """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
-        for pidfd in dead:
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-        ours = {child.pid for child in self._children.values()} | self._of_app
+        self._left_alone = {pid for pid in self._left_alone if not linux.collect(pid)}
+        ours = {child.pid for child in self._children.values()} | self._left_alone
         spared = self._spare_trackers(linux.direct_children() - ours)
         groups = set(map(os.getpgid, spared))  # the others in them are killed one by one
         for pidfd in dead:
@@ -174,8 +174,13 @@ class ForkServer:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         child = self._children.pop(pidfd)
-        _, status, usage = os.wait4(child.pid, 0)
-        return Exited.told_by(child.child, child.pid, status, usage, strays)
+        give_up = time.monotonic() + DEBUGGER_S
+        while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:
+            if time.monotonic() >= give_up:  # its debugger stands at a prompt: until it goes on, nobody can collect it
+                self._left_alone.add(child.pid)
+                return Exited(child.child, child.pid, None, signal.SIGKILL, strays=strays)
+            time.sleep(0.001)
+        return Exited.told_by(child.child, *ended, strays)
 
     def _end(self) -> None:
         linux.close_all_but({0, 1, 2, self._control.fileno()})  # a pipe to the app's resource tracker among them

@@ -170,10 +170,10 @@ class ChildProcesses:
             if not gone and not server.is_undead:
                 continue
             for channel in self._of(generation):
-                if gone:
-                    events += self._collect_orphan(channel)
-                elif channel.pid and channel.has_ended():  # can neither be collected by its fork server nor left to us
-                    events += self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
+                died = self._collect_orphan(channel) if gone else []
+                if not died and channel.pid and channel.has_ended():  # its fork server or a debugger holds it
+                    died = self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
+                events += died
             if gone and not self._of(generation):
                 del self._ended[generation]
                 events += self._read_output(server)

@@ -130,9 +130,12 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
     if slot.awaits_stack and DUMP_BEFORE_KILL_S <= now - slot.dumped_at < MAX_DUMP_S:
         actions.append(act.LookForStack(slot))
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
-        name = head.lease.envelope.name or head.handler
-        text = f"Job '{name}' exceeded maximum execution time of {head.timeout:.12g} seconds.{_waited(slot)}"
-        kill_child(slot, EndReason.TIMEOUT, text, now, actions)
+        kill_child(slot, EndReason.TIMEOUT, overran(head) + _waited(slot), now, actions)
+
+
+def overran(head: Delivery) -> str:
+    name = head.lease.envelope.name or head.handler
+    return f"Job '{name}' exceeded maximum execution time of {head.timeout:.12g} seconds."
 
 
 def _waited(slot: Slot) -> str:

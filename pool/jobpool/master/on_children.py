@@ -12,7 +12,9 @@ from msgspec.structs import replace
 
 from jobpool.errors import ENQUEUE_LATER, InvalidJob
 from jobpool.ipc.frames import Loaded, Result
+from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import events as ev
+from jobpool.master.deadlines import overran
 from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, GIVEN_BACK, Line, Pool
@@ -288,6 +290,8 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     was = slot.state
     if slot.ending is EndReason.SERVER and event.exited.signal != signal.SIGKILL:
         slot.ending = EndReason.NONE  # it had died before, of itself
+    elif slot.ending is EndReason.NONE and _died_of_time(slot, event.exited.signal, pool.now):
+        slot.ending, slot.ending_text = EndReason.TIMEOUT, overran(slot.deliveries[0])
     ending = slot.ending
     pool.slots.collect(event.child, pool.now)
     rest = [delivery for delivery in slot.deliveries if delivery.nonce not in event.unread]
@@ -302,6 +306,12 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
     if ending not in _BY_ORDER and not in_order:
         _note_death(pool, slot, event, death, running)
+
+
+def _died_of_time(slot: Slot, number: int | None, now: float) -> bool:
+    """Return whether its time was up, and the alarm or the request for a stack killed it: a handler may let them."""
+    deadline = slot.deadline()
+    return number in (signal.SIGALRM, ASKS_STACK) and deadline is not None and now >= deadline
 
 
 def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, death: Death, running: Delivery | None) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import jobpool.message.producer
 from jobpool.errors import Retry, Snooze
 from jobpool.handlers.registry import handler
+from jobpool.ipc.packets import INLINE_BYTES
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 
@@ -78,7 +79,22 @@ def print_through_c(ctx: JobContext) -> None:
 @handler
 def steal_streams(ctx: JobContext) -> None:
     sys.stdout.close()
-    sys.stdout = sys.stderr = None
+    sys.stdout = None
+    del sys.stderr
+
+
+@handler
+def hoard_descriptors(ctx: JobContext) -> str:
+    with contextlib.suppress(OSError):
+        while True:
+            os.dup(0)
+    return "x" * 2 * INLINE_BYTES
+
+
+@handler
+def lose_environment(ctx: JobContext) -> str:
+    del os.environ
+    return "done"
 
 
 # --- failing ---------------------------------------------------------------------------------------

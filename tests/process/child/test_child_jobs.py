@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 from childrig import ChildProcess, Server
+from support.descriptors import no_more_descriptors
 from support.waiting import wait_until
 
+from jobpool.child.channel import ChannelProducer
+from jobpool.errors import BackendUnavailable
+from jobpool.ipc import packets
 from jobpool.ipc.board_layout import ChildState
 from jobpool.ipc.frames import Ask, BootFailed, Reply
+from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import ResultKind
 
 Start = Callable[..., ChildProcess]
@@ -179,3 +184,14 @@ def test_a_child_that_cannot_import_the_app_says_why(tmp_path: Path) -> None:
             assert isinstance(frame, BootFailed)
             assert "there is no module 'vanishing'" in frame.error
             assert child.exit_status() == 69
+
+
+def test_the_answer_to_a_question_that_could_not_be_sent_is_not_waited_for() -> None:
+    channel, master = packets.pair()
+    with closing(channel), closing(master):
+        producer = ChannelProducer(channel)
+        with no_more_descriptors(), pytest.raises(BackendUnavailable, match="Too many open files"):
+            producer.enqueue(JobDefinition("any", "x" * packets.INLINE_BYTES))
+        packets.send(master, Reply(["a1"]).encode())
+        channel.settimeout(5)
+        assert producer.enqueue(JobDefinition("any", {})) == "a1"

@@ -10,6 +10,7 @@ import pytest
 from childrig import ChildProcess, alive
 from support.waiting import wait_until
 
+from jobpool.ipc.packets import INLINE_BYTES
 from jobpool.message.outcome import ResultKind
 
 Start = Callable[..., ChildProcess]
@@ -160,6 +161,20 @@ def test_streams_are_put_back(start_child: Start) -> None:
     child = start_child()
     child.succeed("steal_streams")
     assert "to stdout\nto stderr\nbytes\n" in child.succeed("print_everywhere").output
+
+
+def test_a_job_whose_child_cannot_be_put_back_has_ended_as_it_did(start_child: Start) -> None:
+    child = start_child()
+    result = child.succeed("lose_environment")
+    assert (result.output, result.leaving) == ("done", "its state cannot be put back")
+    assert child.exit_status() == 0
+
+
+def test_a_large_answer_is_heard_though_the_handler_has_left_no_descriptor(start_child: Start) -> None:
+    child = start_child()
+    result = child.succeed("hoard_descriptors")
+    assert (len(result.output), result.leaving) == (2 * INLINE_BYTES, "descriptors")
+    assert child.exit_status() == 0
 
 
 # --- output ------------------------------------------------------------------------------------------

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nurse import Nurse, Watch, text_of
+from nurse import Child, Nurse, Watch, text_of
 from support.waiting import wait_until
 
 from jobpool.ipc.board_layout import ChildState
@@ -211,6 +215,51 @@ def test_what_the_app_itself_started_at_its_import_lives_until_the_fork_server_e
         watch = Watch([helper])
         nurse.server.close()
         assert watch.wait(1.0) == []
+
+
+DEBUGGER = """
+import ctypes, os, sys, time
+ptrace, pid = ctypes.CDLL(None).ptrace, int(sys.argv[1])
+attached = ptrace(16, pid, None, None)  # PTRACE_ATTACH
+if attached == 0 and sys.argv[2] == "goes on":
+    os.waitpid(pid, 0)
+    ptrace(7, pid, None, None)  # PTRACE_CONT
+print(attached, flush=True)
+if sys.argv[2] == "goes on":
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    time.sleep(0.02)
+    os.waitpid(pid, 0)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def debugged(child: Child, how: str) -> Iterator[None]:
+    words, pipe = [sys.executable, "-c", DEBUGGER, str(child.pid), how], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as debugger:
+        if debugger.stdout is None or debugger.stdout.readline() != b"0\n":
+            pytest.skip("this user must not trace processes")
+        yield
+
+
+def test_a_dead_child_that_a_debugger_holds_is_reported_and_holds_up_nobody() -> None:
+    """As gdb does at its prompt: until it goes on, nobody else can collect the dead process."""
+    with Nurse() as nurse:
+        child = nurse.bear(0)
+        with debugged(child, "at its prompt"):
+            assert nurse.end(child).signal == signal.SIGKILL
+            nurse.end(nurse.bear(1))
+            assert child.pid in direct_children(nurse.server.pid)
+        nurse.end(nurse.bear(1))
+        wait_until(lambda: child.pid not in direct_children(nurse.server.pid))
+
+
+def test_the_exit_status_of_a_child_whose_debugger_sees_its_end_first_is_reported() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        with debugged(child, "goes on"):
+            child.tell("leave 1")
+            assert nurse.hear(Exited, child).code == 1
 
 
 def test_sixty_children_dying_at_once_are_all_reported() -> None:

@@ -3,8 +3,11 @@
 # ruff: noqa: ARG001, ARG005 - a listener takes its context, whether it looks at it or not
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -187,3 +190,19 @@ def test_what_cannot_listen_is_refused_when_it_is_registered(registry: HandlerRe
         registry.listener("x")(Order)
     with pytest.raises(InvalidJob, match="event name '' is refused"):
         registry.listener("")(lambda ctx: None)
+
+
+def test_sys_exit_ends_a_process_that_a_listener_forks_and_no_other_listener_runs_in_it(tmp_path: Path) -> None:
+    registry, other = HandlerRegistry(), tmp_path / "other"
+
+    @registry.listener("order.paid")
+    def forks(ctx: JobContext) -> int:
+        if not (pid := os.fork()):
+            sys.exit(5)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    @registry.listener("order.paid")
+    def once(ctx: JobContext) -> None:
+        other.touch(exist_ok=False)
+
+    assert output("event", {"name": "order.paid"}, registry, allowed_events=("order.paid",)) == '{"forks":5}'

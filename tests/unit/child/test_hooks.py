@@ -3,9 +3,12 @@
 # ruff: noqa: ARG001, ARG005 - a hook takes its arguments, whether it looks at them or not
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +180,31 @@ def test_a_hook_that_cannot_take_what_it_is_given_is_refused_where_it_is_registe
         getattr(HandlerRegistry(), kind)(lambda one, two, three: None)
 
 
+def test_sys_exit_ends_a_process_that_a_hook_forks_and_no_other_hook_runs_in_it(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def note(text: object) -> None:
+        with notes.open("a") as file:
+            print(text, file=file)
+
+    def forks(*_: object) -> None:
+        if not (pid := os.fork()):
+            sys.exit(5)
+        note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    for kind in ("after_attempt", "on_death"):
+        registry = HandlerRegistry()
+        hooks = [forks, lambda *_: note("other")]
+        for hook in hooks if kind == "on_death" else reversed(hooks):
+            getattr(registry, kind)(hook)
+        ended = told(registry) if kind == "on_death" else attempt(registry)
+        assert ended.kind is ResultKind.SUCCEEDED
+    registry = HandlerRegistry()
+    registry.handler("it", after_run=forks)(nothing)
+    assert run_attempt(job(), registry).kind is ResultKind.SUCCEEDED
+    assert notes.read_text().split() == ["5", "other", "5", "other", "5"]
+
+
 # --- on_death ---------------------------------------------------------------------------------------------------------
 
 RECORD = {"id": "j1", "handler": "report", "name": "report", "queue": "default", "reason": "failed", "newer": True}
@@ -202,13 +230,14 @@ def test_all_hooks_get_the_record_plain_or_async() -> None:
 
 
 def test_one_that_fails_keeps_no_other_from_running_and_the_attempt_fails_with_its_name() -> None:
-    registry, seen = HandlerRegistry(), list[DeadJob]()
-    registry.on_death(raising(ValueError("mail is down")))
-    registry.on_death(seen.append)
-    end = told(registry)
-    assert (end.kind, end.after, len(seen)) == (ResultKind.RETRY, 1.0, 1)
-    assert "ValueError: mail is down" in end.error
-    assert (headline(end.error) or "").endswith("(raising.<locals>.hook) failed: ValueError: mail is down")
+    for error, said in ((ValueError("mail is down"), "ValueError: mail is down"), (SystemExit(1), "SystemExit: 1")):
+        registry, seen = HandlerRegistry(), list[DeadJob]()
+        registry.on_death(raising(error))
+        registry.on_death(seen.append)
+        end = told(registry)
+        assert (end.kind, end.after, len(seen)) == (ResultKind.RETRY, 1.0, 1)
+        assert said in end.error
+        assert (headline(end.error) or "").endswith(f"(raising.<locals>.hook) failed: {said}")
 
 
 def test_a_payload_that_is_no_record_is_a_failed_attempt() -> None:

@@ -9,10 +9,11 @@ import pytest
 from stage import Stage
 
 from jobpool.ipc.frames import Exited
+from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import events as ev
 from jobpool.message.death import BROKEN, Death
 from jobpool.message.outcome import Crashed, EndReason, LostLease, MemoryExceeded, Stopped, TimedOut
-from jobpool.message.settlement import Forfeit
+from jobpool.message.settlement import Abandon, Forfeit
 from jobpool.policy.inspection import Inspected
 from jobpool.policy.outcomes import by_alarm, death_of, outcome_of_death, sender_of
 
@@ -112,3 +113,24 @@ def test_an_exit_of_the_childs_own_code_points_to_its_output() -> None:
 def test_the_alarms_own_stack_is_in_its_record() -> None:
     death = by_alarm("Job 'x' exceeded maximum execution time of 1 seconds.\n  File a, line 1\n", 7, "page 7\n")
     assert death == Death("timeout", "the pool: timeout", "  File a, line 1\n", 7, output="page 7")
+
+
+def test_a_child_that_the_alarm_or_the_request_for_its_stack_kills_has_timed_out() -> None:
+    """Its handler has given such a signal its default action back."""
+    for number, seconds, outcome in (
+        (signal.SIGALRM, 10.01, "timeout"),
+        (signal.SIGALRM, 9.0, "crash"),
+        (ASKS_STACK, 11.01, "timeout"),
+        (signal.SIGSEGV, 11.01, "crash"),
+    ):
+        stage = Stage(workers=1).boot()
+        slot = stage.run("slow")
+        stage.after(seconds)
+        stage.die(slot, signal=number)
+        [verdict] = stage.verdicts()
+        if outcome == "crash":
+            assert isinstance(verdict, Forfeit), (number, seconds)
+        else:
+            assert isinstance(verdict, Abandon), (number, seconds)
+            said = (verdict.reason, verdict.error)
+            assert said == (outcome, "Job 'slow' exceeded maximum execution time of 10 seconds.")

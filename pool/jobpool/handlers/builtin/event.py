@@ -6,6 +6,7 @@ of them has failed. A retry runs all of them again, so a listener must bear repe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial
@@ -67,12 +68,15 @@ def _read(payload: object) -> tuple[str, Any]:
 def _fire(event: str, listeners: list[Registered], ctx: JobContext, data: Any) -> dict[str, Any] | None:
     values: dict[str, Any] = {}
     failed: dict[str, Exception | SystemExit] = {}
+    pid = os.getpid()
     for listener in list(listeners):
         try:
             own = copy(ctx)  # with the event's data as its payload, of which each listener has a copy of its own
             own._envelope = replace(ctx._envelope, payload=deepcopy(data), ended=None)
             value = listener.bound(own)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the others are to run all the same
+        except (Exception, SystemExit) as error:  # the others are to run all the same
+            if os.getpid() != pid:  # the end of a process that the listener forked
+                raise
             failed[f"{listener.name} ({listener.place})"] = error
         else:
             if value is not None:
