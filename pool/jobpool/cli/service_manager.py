@@ -95,7 +95,7 @@ class Report:
     def _changes(self, header: HeaderView, now: float, is_ready: bool) -> Iterator[str]:
         if self._stopping:
             return
-        if header.draining:
+        if header.draining == 1:  # a drained pool goes on: at `STOPPING=1` systemd would begin to count TimeoutStopSec
             self._stopping = True
             yield "STOPPING=1"
         elif not self._ready and is_ready:

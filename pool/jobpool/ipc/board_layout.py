@@ -218,7 +218,7 @@ class HeaderView(Counts, frozen=True, kw_only=True):
     workers: int  # children that are wanted
     ready: int  # children that are ready now
     boot_failures: int  # children in a row that could not boot
-    draining: int  # 1 once it was told to stop, or to fetch nothing more
+    draining: int  # 1 once it was told to stop; 2 while it is drained, and may be resumed
     reloading: int  # 1 while a reload is under way
     generation: int  # of the newest fork server
     waiting: int  # messages that wait in the pool's queues, as counted last

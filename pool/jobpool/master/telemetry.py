@@ -210,7 +210,7 @@ class Publisher:
             workers=pool.target,
             ready=sum([slot.is_ready for slot in pool.slots.live]),
             boot_failures=pool.boot.failures,
-            draining=int(pool.is_stopping or pool.drained),
+            draining=1 if pool.is_stopping else 2 * pool.drained,
             reloading=int(bool(reload_under_way(pool))),
             generation=pool.generation,
             waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),

@@ -17,6 +17,7 @@ HANGING = {"loop_at": NOW - 60}
 CHILDLESS = {"ready": 0}
 BROKER_AWAY = {"broker_ok_at": NOW - 60}
 DRAINING = {"draining": 1, "ready": 0}
+DRAINED_BY_A_PERSON = {"draining": 2}
 RELOADING = {"reloading": 1}
 
 
@@ -47,6 +48,8 @@ FED = "WATCHDOG=1"
         pytest.param([{}, DRAINING], ["STOPPING=1", FED], id="stop"),
         pytest.param([{}, RELOADING, DRAINING, DRAINING], [FED], id="stops on"),
         pytest.param([{}, DRAINING, DRAINING | HANGING], [], id="hangs at its stop"),
+        pytest.param([{}, DRAINED_BY_A_PERSON], [FED], id="drained"),
+        pytest.param([{}, DRAINED_BY_A_PERSON, DRAINING], ["STOPPING=1", FED], id="drained and stopped"),
     ],
 )
 def test_messages(looks: list[dict[str, Any]], last: list[str]) -> None:
