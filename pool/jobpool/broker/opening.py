@@ -48,6 +48,8 @@ _HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,60}")
 _STATE = re.compile(r"(?:(?<=\?)|[&;])state=([^&;]*)")  # also a part of an Azure connection string
 _SECRET = re.compile(r"pass|pwd|secret|token|key(?!name)|sig|sas|cred|auth", re.IGNORECASE)
+_PASTED = re.compile(r"((?:password|sharedaccesskey|sharedaccesssignature)\s*=).*", re.IGNORECASE | re.DOTALL)
+"""A secret of a connection string or of libpq's words that were written after a scheme, as if they were a host."""
 _OF_AZURE = frozenset({"endpoint", "sharedaccesskeyname", "entitypath", "usedevelopmentemulator"})
 """Parts of a connection string that are not secret."""
 
@@ -197,6 +199,7 @@ def _redact_rest(rest: str, lone_user: str | None = None) -> str:
         user = re.split("[:@/]", place, maxsplit=1)[0]
         return (user if place.startswith(f"{user}:") else lone_user or user) + ":***"
     login, at, place = place.rpartition("@")
+    place = _PASTED.sub(r"\1***", place)
     user, colon, secret = re.sub("%3a", ":", login, flags=re.IGNORECASE).partition(":")
     user = user if secret else user and (lone_user or user)
     shown = user + (":***" if colon else "") + at
