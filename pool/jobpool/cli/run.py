@@ -69,7 +69,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     from jobpool.broker.opening import LOCAL, redact, scheme_of
     from jobpool.ipc import linux
 
-    if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
+    if ctx.obj is None:  # a witness counts this process's descriptors
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     linux.ends_with_terminal()  # looked for while it is there
     _take_early(_hang_up, signal.SIGHUP)
