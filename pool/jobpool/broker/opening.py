@@ -240,7 +240,7 @@ def default_url(config: ConfigFile | None = None) -> str:
     """
     from_environment = os.environ.get("JOBPOOL_BACKEND")
     if from_environment:
-        return from_environment
+        return from_environment.strip()
     config = config or find_config()
     named = config.values.get("backend")
     _check_spelling(config, of_keys=named is None)
@@ -248,7 +248,7 @@ def default_url(config: ConfigFile | None = None) -> str:
         return sqlite_url(config.directory / "jobpool.db")
     if not isinstance(named, str) or not named:
         raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {type(named).__name__}")
-    return named
+    return named.strip()
 
 
 def _check_spelling(config: ConfigFile, *, of_keys: bool) -> None:
