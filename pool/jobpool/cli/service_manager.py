@@ -40,7 +40,7 @@ class Manager(Struct, frozen=True):
     def send(self, lines: list[str]) -> None:
         """Send one message; one that cannot be sent is left out. Never blocks."""
         name = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto("\n".join(lines).encode(), name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,12 @@ def test_a_manager_that_has_gone_or_does_not_read_costs_nothing(tmp_path: Path) 
         for _ in range(2000):
             Manager(str(tmp_path / "full")).send(["WATCHDOG=1"])
         assert full.recv(100) == b"WATCHDOG=1"
+
+
+def test_a_want_of_descriptors_does_not_end_the_messages(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        Manager(str(tmp_path / "full")).send(["WATCHDOG=1"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
