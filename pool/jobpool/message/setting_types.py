@@ -272,10 +272,14 @@ def parse_url_limits(value: object) -> UrlLimits:
 def usable_cpus(root: Path = Path("/")) -> int:
     """Count the CPUs that this process may use: its affinity, cut to the quota of its container or service."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for file in group_files("cpu", "max", root=root):
+    for file in group_files("cpu", "max", "cfs_quota_us", root):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max 100000`
-            quota, period = map(int, file.read_text().split())
-            cpus = min(cpus, math.ceil(quota / period))
+            text = file.read_text()
+            if "cfs" in file.name:  # version 1 has two files, and -1 for no quota
+                text += file.with_name("cpu.cfs_period_us").read_text()
+            quota, period = map(int, text.split())
+            if quota > 0:
+                cpus = min(cpus, math.ceil(quota / period))
     return cpus
 
 
