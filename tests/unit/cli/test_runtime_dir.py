@@ -240,6 +240,9 @@ def test_a_pool_that_cannot_leave_its_note_runs_unseen_unless_the_place_was_name
     mend = "set JOBPOOL_RUNTIME_DIR to a folder that only you can write"
     with pytest.raises(ConfigurationError, match=mend), _published(replace(settings, runtime_dir=directory)):
         pass
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")  # under systemd, which waits to be told of it
+    with pytest.raises(ConfigurationError, match=mend), _published(settings):
+        pass
 
 
 @pytest.mark.parametrize("call", ["mkdir", "replace"])
