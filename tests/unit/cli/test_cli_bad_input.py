@@ -186,7 +186,8 @@ def test_a_database_that_is_not_writable(jobpool: Jobpool, tmp_path: Path) -> No
 
 
 def test_a_traceback_only_when_asked_for(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, variable, asked in [("-vv", "", True), ("-v --verbose", "", True), ("", "1", True), ("-v", "", False), ("", "0", False)]:
+    rows = [("-vv", "", True), ("-v --verbose", "", True), ("", "1", True), ("-v", "", False), ("", "0", False)]
+    for words, variable, asked in rows:
         monkeypatch.setenv("JOBPOOL_DEBUG", variable)
         assert ("Traceback" in jobpool("stats", "-b", "nonsense", *words.split()).stderr) is asked, words
 
