@@ -154,7 +154,10 @@ class Session:
         from jobpool.ops.runtime_dir import runtime_dir
 
         named: object = self.flags["runtime_dir"] or os.environ.get("JOBPOOL_RUNTIME_DIR")
-        named = named or self.config_file().values.get("runtime_dir")
+        try:
+            named = named or self.config_file().values.get("runtime_dir")
+        except ConfigurationError as error:  # no reason for a probe to end a pool that has read the file before
+            note(str(error))
         if named is not None and not isinstance(named, str):
             raise ConfigurationError(f"runtime_dir must be a text, not {named!r}")
         return runtime_dir(named)
