@@ -274,11 +274,9 @@ def usable_cpus(root: Path = Path("/")) -> int:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for file in group_files("cpu", "max", "cfs_quota_us", root):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max 100000`
-            text = file.read_text()
-            if "cfs" in file.name:  # version 1 has two files, and -1 for no quota
-                text += file.with_name("cpu.cfs_period_us").read_text()
-            quota, period = map(int, text.split())
-            if quota > 0:
+            files = [file, file.with_name("cpu.cfs_period_us")] if "cfs" in file.name else [file]  # version 1 has two
+            quota, period = map(int, "".join(part.read_text() for part in files).split())
+            if quota > 0:  # it is -1 there for none
                 cpus = min(cpus, math.ceil(quota / period))
     return cpus
 

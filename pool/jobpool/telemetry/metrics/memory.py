@@ -119,10 +119,7 @@ class Snapshot(Struct, frozen=True):
 
 
 class MemoryMetrics(MetricsCollector):
-    """The pool's counts in memory. Label sets of a metric beyond `most_series` (>= 1) are counted under `other`.
-
-    A gauge has all of its own: they are those of the pool's queues, and one value cannot stand for many.
-    """
+    """The pool's counts in memory. Label sets beyond `most_series` (>= 1) count under `other`; gauges have all."""
 
     def __init__(self, most_series: int = MOST_SERIES) -> None:
         self._most = most_series
