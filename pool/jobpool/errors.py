@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,11 @@ PASSING = frozenset(
 )
 """Errors of the system that a later start may not meet, so that a service manager should try again."""
 FORKED = "a process that the handler forked can neither enqueue nor ack: do it in the handler itself"
+
+
+def is_debugging() -> bool:
+    """Return whether JOBPOOL_DEBUG asks for tracebacks, and for memory that others can read."""
+    return os.environ.get("JOBPOOL_DEBUG", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 class JobpoolError(Exception):

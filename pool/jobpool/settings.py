@@ -62,7 +62,7 @@ class Kind:
 TIME = Kind(parse_duration, "TIME")
 SIZE = Kind(parse_size, "SIZE")
 COUNT = Kind(setting_types.parse_count, "N")
-TEXT = Kind(setting_types.parse_text, "TEXT")
+TEXT = Kind(lambda value: setting_types.parse_text(value).strip(), "TEXT")  # a secret of a cluster may end a line
 PATH = Kind(lambda value: Path(setting_types.parse_text(value)), "FILE")
 SWITCH = Kind(setting_types.parse_switch, "", is_switch=True)
 QUEUE = Kind(check_queue, "QUEUE")

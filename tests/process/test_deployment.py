@@ -17,6 +17,8 @@ from support.outages import complaints
 from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
+from jobpool.broker import control
+
 MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "deploy" / "kubernetes" / "pool.yaml"
 CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
 """Its own processes and nobody else's, the first of which is the pool."""
@@ -45,7 +47,7 @@ def test_systemd_hears_of_a_start_a_reload_and_a_stop(rig: Rig, tmp_path: Path) 
 
         def hear(line: str) -> list[str]:
             heard: list[str] = []
-            while line not in heard:
+            while not any(line in one for one in heard):
                 heard += systemd.recv(4096).decode().splitlines()
             return heard
 
@@ -58,6 +60,9 @@ def test_systemd_hears_of_a_start_a_reload_and_a_stop(rig: Rig, tmp_path: Path) 
 
         pool.send(signal.SIGHUP)
         assert any(line.startswith("MONOTONIC_USEC=") for line in [*hear("RELOADING=1"), *hear("READY=1")])
+        [record] = wait_until(lambda: control.pools(rig.backend))
+        control.drain(rig.backend, record.id)
+        assert "STOPPING=1" not in hear(", draining"), "systemd would kill the pool after TimeoutStopSec"
         assert pool.stop() == 0
         hear("STOPPING=1")
 

@@ -49,6 +49,8 @@ _HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,60}")
 _STATE = re.compile(r"(?:(?<=\?)|[&;])state=([^&;]*)")  # also a part of an Azure connection string
 _SECRET = re.compile(r"pass|pwd|secret|token|key(?!name)|sig|sas|cred|auth", re.IGNORECASE)
+_PASTED = re.compile(r"((?:password|sharedaccesskey|sharedaccesssignature)\s*=).*", re.IGNORECASE | re.DOTALL)
+"""A secret of a connection string or of libpq's words that were written after a scheme, as if they were a host."""
 _OF_AZURE = frozenset({"endpoint", "sharedaccesskeyname", "entitypath", "usedevelopmentemulator"})
 """Parts of a connection string that are not secret."""
 
@@ -198,6 +200,7 @@ def _redact_rest(rest: str, lone_user: str | None = None) -> str:
         user = re.split("[:@/]", place, maxsplit=1)[0]
         return (user if place.startswith(f"{user}:") else lone_user or user) + ":***"
     login, at, place = place.rpartition("@")
+    place = _PASTED.sub(r"\1***", place)
     user, colon, secret = re.sub("%3a", ":", login, flags=re.IGNORECASE).partition(":")
     user = user if secret else user and (lone_user or user)
     shown = user + (":***" if colon else "") + at
@@ -238,7 +241,7 @@ def default_url(config: ConfigFile | None = None) -> str:
     """
     from_environment = os.environ.get("JOBPOOL_BACKEND")
     if from_environment:
-        return from_environment
+        return from_environment.strip()
     config = config or find_config()
     named = config.values.get("backend")
     _check_spelling(config, of_keys=named is None)
@@ -246,7 +249,7 @@ def default_url(config: ConfigFile | None = None) -> str:
         return sqlite_url(config.directory / "jobpool.db")
     if not isinstance(named, str) or not named:
         raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {type(named).__name__}")
-    return named
+    return named.strip()
 
 
 def _check_spelling(config: ConfigFile, *, of_keys: bool) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from jobpool.cli.session import INTERRUPTED, leave
-from jobpool.errors import PASSING, ConfigurationError, JobpoolError
+from jobpool.errors import PASSING, ConfigurationError, JobpoolError, is_debugging
 from jobpool.message.printable import printable
 from jobpool.settings import REMOVED, SETTINGS, removed
 
@@ -335,7 +335,7 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         return FAILED
     except Exception as error:  # noqa: BLE001 -- the last one to catch it; the alternative is a traceback for the user
         letters = sum(word.count("v") for word in words if re.fullmatch(r"-[vq]+", word))
-        if os.environ.get("JOBPOOL_DEBUG") or letters + words.count("--verbose") >= 2:
+        if is_debugging() or letters + words.count("--verbose") >= 2:
             click.echo(printable(traceback.format_exc()), err=True, nl=False)
         return _report(error)
     return result if isinstance(result, int) else 0

@@ -18,8 +18,7 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(line, False)
     os.set_blocking(line, False)  # a master that stands still does not stop schedules
     linux.die_with_parent(master)
-    if not os.environ.get("JOBPOOL_DEBUG"):
-        linux.hide_memory()
+    linux.hide_memory()
     start = CronStart.from_json(os.pread(config, os.fstat(config).st_size, 0))
     os.close(config)
     configure(start.log_level, start.log_format).write_in_background()

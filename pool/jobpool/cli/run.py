@@ -22,7 +22,7 @@ from jobpool.cli import options
 from jobpool.cli.main import logged_failure
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_secrets
-from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.errors import JobpoolError
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     from jobpool.broker.opening import LOCAL, redact, scheme_of
     from jobpool.ipc import linux
 
-    if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
+    if ctx.obj is None:  # a witness counts this process's descriptors
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     linux.ends_with_terminal()  # looked for while it is there
     _take_early(_hang_up, signal.SIGHUP)
@@ -171,7 +171,7 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
         note = this_pool(name=pool.name, backend=pool.backend, **about)
         held = register(place, note)
     except JobpoolError as error:
-        if os.environ.get(VARIABLE):
+        if os.environ.get(VARIABLE) or "NOTIFY_SOCKET" in os.environ:  # systemd waits to be told of it
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
         yield pool, None
@@ -185,10 +185,8 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
 
 def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:
     """Tell systemd how the pool gets on while the block runs, if systemd has asked for that."""
-    if "NOTIFY_SOCKET" not in os.environ:
+    if note is None or "NOTIFY_SOCKET" not in os.environ:
         return contextlib.nullcontext()
-    if note is None:
-        raise ConfigurationError("systemd waits to be told of this pool, which has no runtime directory: see above")
     from jobpool.cli import service_manager
 
     manager = service_manager.take_manager(os.environ)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, is_debugging
 from jobpool.ipc.packets import close_all
 from jobpool.message.control_groups import group_files
 
@@ -107,8 +107,10 @@ def hide_memory() -> None:
     """Keep this process's memory, environment and descriptors from other processes of its user.
 
     Processes with CAP_SYS_PTRACE still read them. There is no core dump. Forks are hidden too, executed programs not.
+    JOBPOOL_DEBUG leaves all as it is.
     """
-    _prctl(_PR_SET_DUMPABLE, 0)
+    if not is_debugging():
+        _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def become_subreaper() -> None:

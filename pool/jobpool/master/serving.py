@@ -74,6 +74,8 @@ def serve_named(pool: Pool, handlers: Iterable[HandlerInfo], *, is_first: bool) 
         new = []
     pool.queues |= dict.fromkeys(new, 1.0)
     pool.queues_came = True
+    for queue in pool.queues:
+        pool.metrics.fetched(queue, 0)  # so that an alert sees a queue of which nothing was fetched yet
     if new and not is_first:
         pool.note("info", "the pool serves more queues", queues=new)
     for unserved in unserved_limits(pool.settings, pool.queues) if is_first else ():

@@ -290,10 +290,12 @@ def parse_url_limits(value: object) -> UrlLimits:
 def usable_cpus(root: Path = Path("/")) -> int:
     """Count the CPUs that this process may use: its affinity, cut to the quota of its container or service."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for file in group_files("cpu", "max", root=root):
+    for file in group_files("cpu", "max", "cfs_quota_us", root):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max 100000`
-            quota, period = map(int, file.read_text().split())
-            cpus = min(cpus, math.ceil(quota / period))
+            files = [file, file.with_name("cpu.cfs_period_us")] if "cfs" in file.name else [file]  # version 1 has two
+            quota, period = map(int, "".join(part.read_text() for part in files).split())
+            if quota > 0:  # it is -1 there for none
+                cpus = min(cpus, math.ceil(quota / period))
     return cpus
 
 

@@ -16,7 +16,6 @@ import json
 import os
 import socket
 import stat
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -204,7 +203,10 @@ def _choose() -> Path:
         return Path(session).absolute() / "jobpool"
     if os.geteuid() == 0:
         return Path("/run/jobpool")
-    return Path(tempfile.gettempdir()) / f"jobpool-{os.geteuid()}"
+    # Not `tempfile.gettempdir()`, which tries to write a file: on a full disk no probe would find the pool any more.
+    places = [*(os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")), "/tmp", "/var/tmp"]
+    place = next((place for place in places if os.access(place, os.W_OK)), "/tmp")
+    return Path(place).absolute() / f"jobpool-{os.geteuid()}"
 
 
 def _is_own(directory: str) -> bool:

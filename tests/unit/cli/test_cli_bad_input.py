@@ -185,8 +185,20 @@ def test_a_database_that_is_not_writable(jobpool: Jobpool, tmp_path: Path) -> No
     assert "read-only" in result.stderr
 
 
+def test_a_probe_looks_for_pools_although_the_configuration_file_is_broken_by_now(
+    jobpool: Jobpool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JOBPOOL_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    Path("jobpool.toml").write_text("broken [\n")
+    result = jobpool("health")
+    assert result.exit_code == 3, result.stderr
+    assert f"as far as {tmp_path}/jobpool tells" in result.stderr
+
+
 def test_a_traceback_only_when_asked_for(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, variable, asked in [("-vv", "", True), ("-v --verbose", "", True), ("", "1", True), ("-v", "", False)]:
+    rows = [("-vv", "", True), ("-v --verbose", "", True), ("", "1", True), ("-v", "", False), ("", "0", False)]
+    for words, variable, asked in rows:
         monkeypatch.setenv("JOBPOOL_DEBUG", variable)
         assert ("Traceback" in jobpool("stats", "-b", "nonsense", *words.split()).stderr) is asked, words
 

@@ -324,6 +324,17 @@ def test_workers_are_no_more_than_the_cpu_quota_of_the_service_or_of_a_slice_aro
     assert usable_cpus(root) == 1
 
 
+def test_workers_are_no_more_than_the_cpu_quota_of_version_1(root: Path) -> None:
+    cpus = usable_cpus(root)
+    (root / "proc/self/cgroup").write_text("4:cpu,cpuacct:/docker/0123\n")
+    container = root / "sys/fs/cgroup/cpu"
+    container.mkdir(parents=True)
+    (container / "cpu.cfs_period_us").write_text("50000\n")
+    for quota, found in ("-1", cpus), ("3200000", min(cpus, 64)), ("25000", 1):
+        (container / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        assert usable_cpus(root) == found, quota
+
+
 # --- the broker -------------------------------------------------------------------------------------------------------
 
 

@@ -186,12 +186,27 @@ def test_root_takes_no_directory_of_another_user(tmp_path: Path, monkeypatch: py
     assert _choose() == Path("/run/jobpool")
 
 
+def test_probes_find_the_pools_although_the_temporary_directory_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")  # it has tried to write
+
+    for variable in ("JOBPOOL_RUNTIME_DIR", "XDG_RUNTIME_DIR", "TEMP", "TMP"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(tempfile, "gettempdir", full)
+    for named, place in ((tmp_path, tmp_path), (tmp_path / "nowhere", Path("/tmp"))):
+        monkeypatch.setenv("TMPDIR", str(named))
+        assert _choose() == place / "jobpool-12345"
+
+
 def test_last_a_directory_of_the_users_own_below_the_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("JOBPOOL_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() or 12345)
     if os.getuid():
         assert runtime_dir() == tmp_path / f"jobpool-{os.getuid()}"
@@ -228,6 +243,9 @@ def test_a_pool_that_cannot_leave_its_note_runs_unseen_unless_the_place_was_name
         assert note is None
     mend = "set JOBPOOL_RUNTIME_DIR to a folder that only you can write"
     monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(directory))
+    with pytest.raises(ConfigurationError, match=mend), _published(settings):
+        pass
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")  # under systemd, which waits to be told of it
     with pytest.raises(ConfigurationError, match=mend), _published(settings):
         pass
 

@@ -56,6 +56,7 @@ FED = "WATCHDOG=1"
         pytest.param([{}, DRAINING], ["STOPPING=1", FED], id="stop"),
         pytest.param([{}, RELOADING, DRAINING, DRAINING], [FED], id="stops on"),
         pytest.param([{}, DRAINING, DRAINING | HANGING], [], id="hangs at its stop"),
+        pytest.param([{}, DRAINED, DRAINING], ["STOPPING=1", FED], id="drained and stopped"),
     ],
 )
 def test_messages(looks: list[dict[str, Any]], last: list[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.tables import row
 
 from jobpool.broker.config_file import find_config, hidden_beside
+from jobpool.broker.opening import default_url
 from jobpool.broker.values import ReapPolicy
 from jobpool.cli.main import cli
 from jobpool.errors import ConfigurationError
@@ -156,6 +157,12 @@ def test_environment_is_stronger_than_the_file_and_flags_than_both(
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_TTL", "")
     assert load().ttl == 30.0
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", " \n"])
+def test_a_url_may_end_a_line_as_in_a_secret_that_echo_made(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_BACKEND", f"sqlite:////srv/jobs.db{end}")
+    assert load().backend == default_url() == "sqlite:////srv/jobs.db"
 
 
 def test_a_named_file_ends_the_search(tmp_path: Path) -> None:

@@ -278,6 +278,9 @@ def test_passwords_are_never_shown() -> None:
         ("redis://me:hid?den@h/0?db=1", "redis://me:***"),
         ("redis://me:hid\nden@h", "redis://me:***@h"),
         ("redis://h/0?password=hid&den&db=1", "redis://h/0?password=***&***&db=1"),
+        ("servicebus://Endpoint=sb://x/;SharedAccessKey=hid/den=", "servicebus://Endpoint=sb://x/;SharedAccessKey=***"),
+        ("sb://x/;SharedAccessSignature=hidden;x=hidden", "sb://x/;SharedAccessSignature=***"),
+        ("postgresql://host=db password=hid:den user=me", "postgresql://host=db password=***"),
         ("redis://h/0?pass%77ord=hidden", "redis://h/0?pass%77ord=***"),
         ("postgresql://h1:1,[::1]:2/d?user=x", "postgresql://h1:1,[::1]:2/d?user=x"),
     ]:

@@ -19,6 +19,7 @@ from jobpool.master.serving import Neighbours, Surveyed, named_queues
 from jobpool.master.settle_thread import SettleThread
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
+from jobpool.telemetry.metrics.catalogue import FETCHED
 from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"
@@ -50,6 +51,19 @@ def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_
     stage.load(generation=2, handlers=[MAIL])
     assert list(stage.pool.queues) == ["reports", "default", "mails"], "jobs of the old code may wait in its queue"
     assert [note.fields["queues"] for note in stage.pool.notes if "more queues" in note.event] == [["default", "mails"]]
+
+
+def test_each_queue_has_a_counter_of_what_was_fetched_before_anything_was() -> None:
+    stage = Stage(queues=(("big", 3.0),)).boot()
+    stage.pool.metrics.fetched("big", 2)
+    stage.tell(ev.SignalCame(signal.SIGHUP))
+    stage.load(generation=2, handlers=[REPORT])
+    app = Stage(queues=())
+    app.tell()
+    app.load(handlers=[REPORT])
+    for pool, values in ((stage.pool, {("big",): 2}), (app.pool, {("reports",): 0})):
+        [fetched] = [one for one in pool.metrics.snapshot().samples if one.metric is FETCHED]
+        assert fetched.values == values
 
 
 def test_where_queues_must_exist_a_reload_adds_none() -> None:

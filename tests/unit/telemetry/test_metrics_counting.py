@@ -138,6 +138,15 @@ def test_other_labels_have_the_same_cap() -> None:
     assert metrics.dropped == 2
 
 
+def test_each_queue_has_gauges_of_its_own_however_many_there_are() -> None:
+    metrics = MemoryMetrics(most_series=2)
+    values = {(f"q{number}", "waiting"): float(number) for number in range(4)}
+    for labels, value in values.items():
+        metrics.gauge(names.MESSAGES, value, labels)
+    assert sample(metrics, names.MESSAGES).values == values
+    assert metrics.dropped == 0
+
+
 def test_a_gauge_is_replaced_and_a_counter_added_to() -> None:
     metrics = MemoryMetrics()
     for value in (3, 5):

@@ -119,7 +119,7 @@ class Snapshot(Struct, frozen=True):
 
 
 class MemoryMetrics(MetricsCollector):
-    """The pool's counts in memory. Label sets of a metric beyond `most_series` (>= 1) are counted under `other`."""
+    """The pool's counts in memory. Label sets beyond `most_series` (>= 1) count under `other`; gauges have all."""
 
     def __init__(self, most_series: int = MOST_SERIES) -> None:
         self._most = most_series
@@ -139,8 +139,7 @@ class MemoryMetrics(MetricsCollector):
         return sum([series.run.count for series in self._series.get(queue, {}).values()])
 
     def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        values = self._values.setdefault(metric, {})
-        values[self._bounded(values, labels)] = value
+        self._values.setdefault(metric, {})[labels] = value
 
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         histograms = self._histograms.setdefault(metric, {})
