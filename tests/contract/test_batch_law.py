@@ -558,6 +558,19 @@ def test_the_cancel_of_a_batch_waits_for_those_that_run_once_when_nothing_waits_
     assert counts(backend) == (2103, 0, 0, 2100)
 
 
+def test_the_cancel_of_a_batch_says_that_a_claim_holds_a_member(backend: QueueBackend) -> None:
+    opened(backend, "outer")
+    opened(backend, parent="outer")
+    backend.enqueue_many(numbered(2, batch=BATCH))
+    claim = backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0)
+    assert claim is not None
+    assert control.cancel(backend, ["outer"], wait=0.0) == {"outer": control.Cancel.CLAIMED}
+    assert counts(backend) == (2, 0, 0, 1)
+    backend.claims.release(QUEUE, claim.id)
+    assert control.cancel(backend, ["outer"], wait=0.0) == {"outer": control.Cancel.CANCELLED}
+    assert counts(backend) == (2, 0, 0, 2)
+
+
 def test_the_cancel_of_a_batch_ends_one_that_was_opened_in_it_meanwhile(
     backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,7 @@ def cancel(
 
     One that waits or is delayed becomes a dead letter, reason `cancelled`; with `purge` it is removed. One that runs is
     ended by its pool: see `Cancelled`. The id of a batch stands for all its members that have not ended. Its answer is
-    `asked` while a pool has not answered for one of them. Safe to call again.
+    `asked` while a pool has not answered for one of them, else `claimed` while a claim holds one. Safe to call again.
     """
     answers = _cancel_jobs(backend, idents, purge, wait)
     for ident, answer in answers.items():
@@ -198,7 +198,7 @@ def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: 
         else:  # nothing waits any more: wait once for all that run, and look if others joined meanwhile
             found.update(_cancel_jobs(backend, members, purge, wait).values())
             asked |= members
-    return Cancel.ASKED if Cancel.ASKED in found else Cancel.CANCELLED
+    return next((answer for answer in (Cancel.ASKED, Cancel.CLAIMED) if answer in found), Cancel.CANCELLED)
 
 
 def _cancel_jobs(backend: QueueBackend, idents: Iterable[str], purge: bool, wait: float) -> dict[str, Cancel]:
