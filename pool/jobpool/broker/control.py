@@ -39,6 +39,7 @@ ASKED = "jobpool.control"  # the space of what people ask: a key is a kind, a co
 PAUSE, DRAIN, CANCEL = "pause:", "drain:", "cancel:"
 MARKED_S = 86400.0  # seconds for which a mark is kept that nobody removes
 CANCEL_WAIT_S = 10.0  # seconds for which a cancel waits for the pools' answers, unless something else is said
+KNOWN_AFTER_S = 1.0  # seconds after which all pools have read what is asked
 LOOK_EVERY_S = 0.05  # seconds between two looks meanwhile
 SAME_TIME_S = 0.001  # two times of an enqueue that differ by less are the same
 POOLS = "jobpool.pools"  # the space of the pools' own records, by their ids
@@ -303,6 +304,16 @@ def _verb(purge: bool) -> Verb:
 def unmark(backend: QueueBackend, idents: Iterable[str]) -> None:
     """Remove the marks of messages that need them no more."""
     backend.control_keys.delete_records(ASKED, [CANCEL + ident for ident in idents])
+
+
+def unmark_dead(backend: QueueBackend) -> None:
+    """Remove the marks of dead letters, which have ended: one that is raised is to run. Blocks until pools know it."""
+    marked = tuple(read(backend).cancels)
+    for first in range(0, len(marked), PAGE_RECORDS):
+        where = MessageFilter(ids=marked[first : first + PAGE_RECORDS], states=(State.DEAD,))
+        if dead := [message.id for message in backend.list_messages(where, limit=PAGE_RECORDS)]:
+            unmark(backend, dead)
+            time.sleep(KNOWN_AFTER_S)
 
 
 def tell(backend: QueueBackend, pool: PoolRecord) -> None:
