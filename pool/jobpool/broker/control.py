@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import MsgspecError, json, structs
 
+from jobpool.broker.filters import matching
 from jobpool.broker.key_store import all_records
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
@@ -308,12 +309,10 @@ def unmark(backend: QueueBackend, idents: Iterable[str]) -> None:
 
 def unmark_dead(backend: QueueBackend) -> None:
     """Remove the marks of dead letters, which have ended: one that is raised is to run. Blocks until pools know it."""
-    marked = tuple(read(backend).cancels)
-    for first in range(0, len(marked), PAGE_RECORDS):
-        where = MessageFilter(ids=marked[first : first + PAGE_RECORDS], states=(State.DEAD,))
-        if dead := [message.id for message in backend.list_messages(where, limit=PAGE_RECORDS)]:
-            unmark(backend, dead)
-            time.sleep(KNOWN_AFTER_S)
+    where = MessageFilter(ids=tuple(read(backend).cancels), states=(State.DEAD,))
+    if where.ids and (dead := [message.id for message in matching(backend, where)]):
+        unmark(backend, dead)
+        time.sleep(KNOWN_AFTER_S)
 
 
 def tell(backend: QueueBackend, pool: PoolRecord) -> None:
