@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
@@ -18,10 +19,14 @@ from jobpool.broker.packing import pack
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, State, Verb
 from jobpool.client.jobs import Jobs
 from jobpool.errors import InvalidJob
+from jobpool.master.observer import Recorded, attempt_of
+from jobpool.master.slots import Delivery
 from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS, BatchCall, BatchStatus
+from jobpool.message.dead_letters import copy_of_abandoned, hook_job_of_abandoned
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import verify
 from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Failed
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases", "key_store", "atomic_across_queues")
@@ -558,6 +563,19 @@ def test_the_cancel_of_a_batch_waits_for_those_that_run_once_when_nothing_waits_
     assert counts(backend) == (2103, 0, 0, 2100)
 
 
+def test_the_cancel_of_a_batch_says_that_a_claim_holds_a_member(backend: QueueBackend) -> None:
+    opened(backend, "outer")
+    opened(backend, parent="outer")
+    backend.enqueue_many(numbered(2, batch=BATCH))
+    claim = backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0)
+    assert claim is not None
+    assert control.cancel(backend, ["outer"], wait=0.0) == {"outer": control.Cancel.CLAIMED}
+    assert counts(backend) == (2, 0, 0, 1)
+    backend.claims.release(QUEUE, claim.id)
+    assert control.cancel(backend, ["outer"], wait=0.0) == {"outer": control.Cancel.CANCELLED}
+    assert counts(backend) == (2, 0, 0, 2)
+
+
 def test_the_cancel_of_a_batch_ends_one_that_was_opened_in_it_meanwhile(
     backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -619,6 +637,28 @@ def test_a_callback_may_be_a_member_of_another_batch(backend: QueueBackend) -> N
     backend.batches.close(BATCH)
     assert counts(backend, "next") == (1, 0, 0, 0)
     assert backend.batches.members("next", 10) == ["callback"]
+
+
+@pytest.mark.above
+def test_what_is_told_of_a_callback_that_fails_has_the_end_of_the_batch(backend: QueueBackend) -> None:
+    opened(backend)
+    backend.batches.close(BATCH)
+    end = told(backend)
+    whole = {"of": BATCH, "batch": end}
+    claim = Jobs(backend=backend).queue(DONE).claim()
+    assert claim is not None
+    assert [message.payload for message in claim.messages] == [whole]
+    claim.release()
+    [lease] = backend.fetch_many(DONE, limit=1)
+    failed = Abandon("failed", "no printer")
+    copy = copy_of_abandoned(lease, failed, "failures", datetime.now(UTC))
+    assert copy is not None
+    assert copy.payload.items() >= whole.items()
+    hooks = hook_job_of_abandoned(lease, failed, backend.pack)
+    assert hooks is not None
+    assert hooks.payload["payload"] == whole
+    delivery = Delivery(lease, 0, 0.0, "", 0.0, outcome=Failed("no printer"))
+    assert attempt_of(Recorded(delivery, failed, Settled.OK, 0.0)).payload == whole
 
 
 # --- memory ------------------------------------------------------------------------------------------------

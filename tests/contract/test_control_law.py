@@ -180,6 +180,16 @@ def test_what_is_leased_is_only_marked_and_its_own_holder_ends_it(backend: Queue
     assert no_wait(backend, ident) == {ident: Cancel.ALREADY}
 
 
+@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])
+def test_the_mark_of_a_job_that_died_meanwhile_does_not_outlast_its_retry(backend: QueueBackend, verb: Verb) -> None:
+    idents = backend.enqueue_many(numbered(2))
+    died, runs = backend.fetch_many(QUEUE, limit=2, ttl=100.0)
+    assert no_wait(backend, *idents) == dict.fromkeys(idents, Cancel.ASKED)
+    assert backend.abandon(died, "failed")
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), verb) == 1
+    assert control.read(backend).cancels.keys() == {runs.id}
+
+
 @pytest.mark.parametrize("won", ["ack", "nack", "abandon", "abandon as cancelled"])
 def test_a_cancel_says_what_won_against_it(backend: QueueBackend, won: str) -> None:
     [ident] = backend.enqueue_many(numbered(1))

@@ -76,6 +76,14 @@ def test_a_known_id_is_its_own_answer_even_where_another_has_the_key(backend: Qu
     assert backend.enqueue(unique(identifier="second", key="order-18")) == "second"
 
 
+def test_in_one_call_a_second_job_of_an_id_is_left_out_with_the_first(backend: QueueBackend) -> None:
+    backend.enqueue(unique(identifier="first"))
+    before = picture(backend, QUEUE)
+    again = [unique(identifier="again"), a_job(identifier="again"), unique(identifier="again", key="order-18")]
+    assert backend.enqueue_many(again) == ["first"] * 3
+    assert picture(backend, QUEUE) == before
+
+
 def test_a_batch_that_is_refused_takes_no_key(backend: QueueBackend) -> None:
     with pytest.raises(InvalidJob, match="1048576"):
         backend.enqueue_many([unique(1), a_job("x" * 1_048_577)])

@@ -10,7 +10,7 @@ import psycopg
 from jobpool.broker.claim_store import NewPost
 from jobpool.broker.values import Existing, NewMessage
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.in_transaction import BRING, ENQUEUE, all_columns, columns, is_plain
+from jobpool_backends.postgres.in_transaction import BRING, ENQUEUE, all_columns, columns, distinct, is_plain
 from jobpool_backends.shared import micros
 
 COPY_FROM = 50  # messages in one call from which on COPY is cheaper, though it takes three round trips more
@@ -74,15 +74,11 @@ class Enqueuer:
 
     def _add_many(self, messages: Sequence[NewMessage], given: bool) -> None:
         """Enqueue by COPY, which has no exceptions: a known id undoes it, and then each message is added by itself."""
-        by_id: dict[str, NewMessage] = {}
-        for message in messages:
-            by_id.setdefault(message.id, message)
-        distinct = list(by_id.values())
-        transaction = self._database.transaction
+        new, transaction = distinct(messages), self._database.transaction
         try:
-            transaction(lambda connection: self._copy_on(connection, distinct), pipelined=False, repeatable=given)
+            transaction(lambda connection: self._copy_on(connection, new), pipelined=False, repeatable=given)
         except psycopg.errors.UniqueViolation:
-            transaction(lambda connection: self.add_on(connection, distinct), repeatable=given)
+            transaction(lambda connection: self.add_on(connection, new), repeatable=given)
 
     def _copy_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> None:
         with psycopg.Cursor(connection) as cursor:

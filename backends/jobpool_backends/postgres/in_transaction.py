@@ -145,7 +145,8 @@ def is_plain(message: NewMessage) -> bool:
 
 
 def all_columns(messages: Sequence[NewMessage], brought: bool = False) -> dict[str, Any]:
-    """Return the parameters of the function `bring`."""
+    """Return the parameters of the function `bring`, which may leave out an id only once."""
+    messages = distinct(messages)
     found: dict[str, Any] = {**columns(messages)}
     for name in ("attempts", "crashes", "deliveries"):
         found[name] = [getattr(message, name) for message in messages]
@@ -153,6 +154,14 @@ def all_columns(messages: Sequence[NewMessage], brought: bool = False) -> dict[s
         texts = [getattr(message, field) for message in messages]
         found[name] = or_null([None if text is None else storable(text) for text in texts])
     return found | {"batches": or_null([message.batch for message in messages]), "brought": brought}
+
+
+def distinct(messages: Sequence[NewMessage]) -> list[NewMessage]:
+    """Return the first message of each id, in their order."""
+    by_id: dict[str, NewMessage] = {}
+    for message in messages:
+        by_id.setdefault(message.id, message)
+    return list(by_id.values())
 
 
 def or_null(values: list[Any]) -> list[Any] | None:

@@ -23,6 +23,7 @@ import sys
 import time
 from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 
 from jobpool.broker import control, parts, tracking
@@ -53,7 +54,7 @@ from jobpool.broker.values import (
     settle_delay,
 )
 from jobpool.clock import Clock, SystemClock
-from jobpool.errors import ConfigurationError, LeaseLost, Unsupported
+from jobpool.errors import OUTAGES, ConfigurationError, LeaseLost, Unsupported
 from jobpool.message.batches import NO_BATCHES, BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
@@ -403,11 +404,18 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return self._inspector.count(where, check_count(cap, "cap", 1, sys.maxsize))
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to at most `limit` matching messages, oldest first; return how many changed. Call again until 0."""
+        """Do `verb` to at most `limit` matching messages, oldest first; return how many changed. Call again until 0.
+
+        No earlier request to cancel it ends a letter that is raised. Where there is one, this takes a second.
+        """
         if verb is Verb.CANCEL and not self.capabilities.keeps_records:
             why = "makes no dead letter of a job that waits (Capabilities.keeps_records)"
             raise Unsupported(f"{self.scheme}:// {why}: `jobpool purge` deletes all of a queue")
-        return self._bulk(where, verb, check_count(limit, "limit", 1, sys.maxsize))
+        check_count(limit, "limit", 1, sys.maxsize)
+        if verb in (Verb.RETRY, Verb.RESUME) and self.has_control:
+            with suppress(*OUTAGES):  # of a lent key store, which must not hold this up
+                control.unmark_dead(self)
+        return self._bulk(where, verb, limit)
 
     def edit_many(self, edits: Sequence[Edit], call_id: str | None = None) -> list[Edited]:
         """Edit messages that wait or are delayed, each in one atomic conditional step; return an answer each, in order.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import json, structs
 
+from jobpool.broker.filters import matching
 from jobpool.broker.key_store import all_records, read_record
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
@@ -38,6 +39,7 @@ ASKED = "jobpool.control"  # the space of what people ask: a key is a kind, a co
 PAUSE, DRAIN, CANCEL = "pause:", "drain:", "cancel:"
 MARKED_S = 86400.0  # seconds for which a mark is kept that nobody removes
 CANCEL_WAIT_S = 10.0  # seconds for which a cancel waits for the pools' answers, unless something else is said
+KNOWN_AFTER_S = 1.0  # seconds after which all pools have read what is asked
 LOOK_EVERY_S = 0.05  # seconds between two looks meanwhile
 SAME_TIME_S = 0.001  # two times of an enqueue that differ by less are the same
 POOLS = "jobpool.pools"  # the space of the pools' own records, by their ids
@@ -162,7 +164,7 @@ def cancel(
 
     One that waits or is delayed becomes a dead letter, reason `cancelled`; with `purge` it is removed. One that runs is
     ended by its pool: see `Cancelled`. The id of a batch stands for all its members that have not ended. Its answer is
-    `asked` while a pool has not answered for one of them. Safe to call again.
+    `asked` while a pool has not answered for one of them, else `claimed` while a claim holds one. Safe to call again.
     """
     answers = _cancel_jobs(backend, idents, purge, wait)
     for ident, answer in answers.items():
@@ -191,7 +193,7 @@ def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: 
         else:  # nothing waits any more: wait once for all that run, and look if others joined meanwhile
             found.update(_cancel_jobs(backend, members, purge, wait).values())
             asked |= members
-    return Cancel.ASKED if Cancel.ASKED in found else Cancel.CANCELLED
+    return next((answer for answer in (Cancel.ASKED, Cancel.CLAIMED) if answer in found), Cancel.CANCELLED)
 
 
 def _cancel_jobs(backend: QueueBackend, idents: Iterable[str], purge: bool, wait: float) -> dict[str, Cancel]:
@@ -296,6 +298,14 @@ def _verb(purge: bool) -> Verb:
 def unmark(backend: QueueBackend, idents: Iterable[str]) -> None:
     """Remove the marks of messages that need them no more."""
     backend.control_keys.delete_records(ASKED, [CANCEL + ident for ident in idents])
+
+
+def unmark_dead(backend: QueueBackend) -> None:
+    """Remove the marks of dead letters, which have ended: one that is raised is to run. Blocks until pools know it."""
+    where = MessageFilter(ids=tuple(read(backend).cancels), states=(State.DEAD,))
+    if where.ids and (dead := [message.id for message in matching(backend, where)]):
+        unmark(backend, dead)
+        time.sleep(KNOWN_AFTER_S)
 
 
 def tell(backend: QueueBackend, pool: PoolRecord) -> None:

@@ -204,7 +204,7 @@ class ClaimMessage:
             return posted_value(self.body)
         envelope = decode(self.body, attempts=0)
         verify(envelope, self._queue._backend().signer, self._queue.name)
-        return envelope.payload
+        return envelope.full_payload
 
     def delete(self) -> None:
         """Remove the message, because it is done. A second call changes nothing.

@@ -145,7 +145,7 @@ class DeadLetterJobs:
         """Make the copy. Raises `MalformedEnvelope` for a body that is not what its producer signed."""
         envelope, queue = self._verified(message), self._queue or ""
         return copy_of(
-            envelope.payload,
+            envelope.full_payload,
             envelope.job,
             message.reason or REASON,
             message.attempts,

@@ -156,7 +156,7 @@ def attempt_of(recorded: Recorded) -> Attempt:
     cause = settlement.cause if isinstance(settlement, Nack | Abandon | Move | Forfeit) else None
     told = settlement.error if isinstance(settlement, Nack | Abandon | Move) else None
     with contextlib.suppress(MalformedEnvelope):  # rejected for just that
-        job, payload = lease.envelope.job, lease.envelope.payload
+        job, payload = lease.envelope.job, lease.envelope.full_payload
     return Attempt(
         name=name_of(delivery),
         job=job,

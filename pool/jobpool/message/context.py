@@ -91,9 +91,7 @@ class JobContext:
     def payload(self) -> Any:
         """The value that the producer gave. For the callback of a batch it has the end of that too, as `batch`."""
         envelope = self._envelope
-        if envelope.ended is None or not isinstance(envelope.payload, dict):
-            return envelope.payload
-        return {**envelope.payload, "batch": envelope.ended}
+        return envelope.payload if envelope.ended is None else envelope.full_payload
 
     @property
     def queue(self) -> str:

@@ -121,7 +121,7 @@ def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: dat
         return None
     envelope, attempts = lease.envelope, lease.attempts + settlement.attempts
     ident = copy_id(queue, lease.id, lease.deliveries, lease.enqueued_at)
-    return copy_of(envelope.payload, envelope.job, settlement.reason, attempts, queue, lease.queue, ident, now)
+    return copy_of(envelope.full_payload, envelope.job, settlement.reason, attempts, queue, lease.queue, ident, now)
 
 
 def copy_id(queue: str, ident: str, deliveries: int, enqueued_at: float) -> str:
@@ -145,7 +145,7 @@ class DeadJob:
         output: The last that the killed attempt printed.
         attempts: Failed attempts, the last one included.
         crashes: Deliveries that ended with no verdict.
-        payload: As it was enqueued; None if it was left out.
+        payload: As its handler got it; None if it was left out.
         payload_left_out: The record would be too large for a job with it; `jobpool inspect ID` shows it. Where that is
             not enough, `stack`, `output`, `meta` and most of `error` are left out too.
         meta: The producer's own values, `traceparent` for one.
@@ -198,7 +198,7 @@ def hook_job(
     error = error and cap_text(error, MAX_ERROR_BYTES)
     how = death.headline if death.how else ""
     ended = (queue, reason, error, how, death.stack, death.output, attempts, crashes)
-    whole = DeadJob(job.identifier, job.job, job.name or job.job, *ended, job.payload, meta=job.user_meta)
+    whole = DeadJob(job.identifier, job.job, job.name or job.job, *ended, job.full_payload, meta=job.user_meta)
     smaller = replace(whole, payload=None, payload_left_out=True)
     ident = copy_id(ON_DEATH, whole.id, deliveries, enqueued_at)
     for dead in (whole, smaller):

@@ -65,6 +65,13 @@ class JobEnvelope(Struct, frozen=True):
     ended: dict[str, Any] | None = None  # the end of the batch whose callback it is, as the broker counted it
 
     @property
+    def full_payload(self) -> Any:
+        """The payload as its handler gets it: that of a batch's callback has the end of the batch too, as `batch`."""
+        if self.ended is None or not isinstance(self.payload, dict):
+            return self.payload
+        return {**self.payload, "batch": self.ended}
+
+    @property
     def timeout(self) -> float | None:
         """Seconds, 0 = unlimited; None = not set by the producer."""
         return self.meta.get("_timeout")

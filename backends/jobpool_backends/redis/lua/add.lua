@@ -163,13 +163,13 @@ local function add(queues, names, words, at, count, refused, brought)
         elseif not (left_out or known[id]) then
             local more = mores[i]
             local other = more and obstacle(queues[tonumber(words[from])], words[from], more.unique, id, taken)
+            known[id] = true -- the same id again is the same message
             if other then
                 put(existing, id, other)
             else
                 if more and more.batch and not join(queues[1], more, id, seq + 1, joined, brought) then
                     return more.batch
                 end
-                known[id] = true -- the same id again is the same message
                 seq = seq + 1
                 note_new(news, names, id, seq, words, from, more)
                 push(moved, moves[i])
