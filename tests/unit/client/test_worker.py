@@ -199,6 +199,35 @@ def test_no_job_gets_more_than_the_workers_most(backend: MemoryBackend, registry
     assert seen == [pytest.approx(30.0, abs=0.5)]
 
 
+@pytest.mark.parametrize("hooks", [False, True])
+def test_an_interrupt_in_a_handler_ends_the_caller_and_frees_the_job(
+    backend: MemoryBackend, registry: HandlerRegistry, hooks: bool
+) -> None:
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    @registry.handler("awaited")
+    async def wait() -> None:
+        interrupted()
+
+    registry.handler("report")(interrupted)
+    if hooks:
+        registry.after_attempt(lambda _, result: None)
+    worker = QueueWorker(backend, registry)
+    for handler in ("report", "awaited"):
+        ident = put(backend, handler)
+        with pytest.raises(KeyboardInterrupt):
+            worker.process_once("reports")
+        message = found(backend, ident)
+        assert (message.state, message.attempts, message.crashes) == (State.WAITING, 0, 0)
+        backend.cancel(ident)
+    run = inline_runner(registry)
+    registry.handler("first")(lambda ctx: ctx.enqueue("report"))
+    for handler in ("awaited", "first"):
+        with pytest.raises(KeyboardInterrupt):
+            run(JobDefinition(handler))
+
+
 def test_in_another_thread_it_works_without_the_alarm(backend: MemoryBackend, registry: HandlerRegistry) -> None:
     @registry.handler("report")
     def build(ctx: JobContext) -> None:
