@@ -212,7 +212,7 @@ def test_an_interrupt_in_a_handler_ends_the_caller_and_frees_the_job(
 
     registry.handler("report")(interrupted)
     if hooks:
-        registry.after_attempt(lambda _, result: None)
+        registry.after_attempt(lambda *_: None)
     worker = QueueWorker(backend, registry)
     for handler in ("report", "awaited"):
         ident = put(backend, handler)
