@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from urllib.parse import quote
@@ -103,8 +104,8 @@ def test_sync_runs_jobs_with_the_runner() -> None:
     ran: list[JobDefinition] = []
     backend = open_backend("sync://", runner=ran.append)
     job = JobDefinition("report", {"customer": 7})
-    backend.enqueue(job)
-    assert ran == [job]
+    ident = backend.enqueue(job)
+    assert ran == [replace(job, identifier=ident)]
 
 
 def test_an_option_reaches_the_backend() -> None:

@@ -479,6 +479,14 @@ def test_sync_runs_a_job_at_enqueue(registry: HandlerRegistry) -> None:
     assert ident.startswith("sync-")
 
 
+def test_under_sync_the_handler_has_the_id_that_the_producer_gets(registry: HandlerRegistry) -> None:
+    seen: list[str] = []
+    registry.handler("report")(lambda ctx: seen.append(ctx.id))
+    with Jobs("sync://", runner=inline_runner(registry)) as jobs:
+        assert jobs.enqueue(JobDefinition("report", identifier="order-17")) == "order-17"
+        assert seen == ["order-17", jobs.enqueue("report")]
+
+
 def test_sync_says_itself_why_there_is_no_result_and_nothing_to_cancel(registry: HandlerRegistry) -> None:
     registry.handler("report", result_ttl=600)(lambda _ctx: 7)
     with Jobs("sync://", runner=inline_runner(registry)) as jobs:
