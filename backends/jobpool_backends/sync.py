@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
@@ -55,7 +56,7 @@ class SyncBackend(QueueBackend):
         return cls(runner, signer=signer, clock=clock)
 
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
-        """Run the jobs one after another; return an id each, `sync-` and 12 hex characters. Blocks until they are done.
+        """Run the jobs one after another; return their ids, `sync-` and 12 hex characters. Blocks until they are done.
 
         With nothing run it raises `InvalidJob` (a definition is out of bounds) or `Unsupported` (one is due in the
         future, or asks for keys). Without a runner it raises `ConfigurationError`. A job's own error ends the call.
@@ -69,8 +70,8 @@ class SyncBackend(QueueBackend):
             self._check(definition)
         idents = []
         for definition in checked:
-            self._runner(definition)
-            idents.append(f"sync-{secrets.token_hex(6)}")
+            idents.append(definition.identifier or f"sync-{secrets.token_hex(6)}")
+            self._runner(replace(definition, identifier=idents[-1]))  # which the handler finds in `ctx.id`
         return idents
 
     def result(self, ident: str, timeout: float | None = None) -> Any:

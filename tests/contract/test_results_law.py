@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,11 @@ from support.looks import settle
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import MessageFilter, Verb
+from jobpool.broker.values import Message, MessageFilter, Verb
 from jobpool.client.awaited import MAX_WAITING_CALLS
 from jobpool.client.jobs import Jobs
 from jobpool.errors import (
+    BackendUnavailable,
     JobFailed,
     NoResult,
     ResultNotKept,
@@ -288,6 +290,30 @@ def test_a_kept_result_wakes_who_waits_for_it(harness: Harness) -> None:
         return quick.count(True) >= 3
 
     wait_until(is_woken)
+
+
+@needs_results
+def test_who_waits_looks_seldom_and_comes_back_when_the_backend_is_closed(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = harness.open_live()
+    idents = [backend.enqueue(a_job()) for _ in range(3)] + [a_lease(backend, "mails").id]
+    looks, look = list[str](), backend.inspect
+
+    def noted(ident: str) -> Message | None:
+        looks.append(ident)
+        return look(ident)
+
+    monkeypatch.setattr(backend, "inspect", noted)
+    with ThreadPoolExecutor(len(idents)) as executor:
+        assert all(executor.map(lambda ident: backend.wait([ident], 0.5), idents))
+        assert len(looks) < 50
+        waits = [executor.submit(backend.wait, [ident], 2 * LIMIT_S) for ident in idents]
+        wait_until(lambda: len(set(looks[-len(idents) :])) == len(idents))
+        backend.close()
+        for wait in waits:
+            with pytest.raises(BackendUnavailable):
+                wait.result(LIMIT_S)
 
 
 @needs_results

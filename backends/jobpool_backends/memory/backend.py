@@ -31,7 +31,7 @@ from jobpool.broker.values import (
     Verb,
 )
 from jobpool.clock import Clock
-from jobpool.errors import ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
@@ -73,7 +73,6 @@ class MemoryBackend(QueueBackend):
         self._edit_calls: Expiring[list[Edited]] = Expiring()
         self._fetches: Expiring[list[int]] = Expiring()
         self._random = random.SystemRandom()
-        self._closings = 0
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
@@ -85,7 +84,7 @@ class MemoryBackend(QueueBackend):
 
     def _wake(self) -> None:
         with self._turn.step():
-            self._closings += 1
+            self._turn.closings += 1
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         with self._turn.step():
@@ -125,8 +124,8 @@ class MemoryBackend(QueueBackend):
     def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
         with self._turn.step():
-            closings = self._closings
-            while self._closings == closings:
+            closings = self._turn.closings
+            while self._turn.closings == closings:
                 for name in queues:
                     if self._store.has_ready(name):
                         return name
@@ -239,12 +238,14 @@ class _Results:
         self._store = store
 
     def get(self, idents: Sequence[str]) -> dict[str, bytes]:
-        with self._turn.step():
+        with self._turn.step(looks=True):
             found = {ident: self._store.results.get(ident, self._turn.now) for ident in idents}
         return {ident: record for ident, record in found.items() if record is not None}
 
     def wait(self, idents: Sequence[str], timeout: float) -> None:
-        with self._turn.step():
+        with self._turn.step(looks=True):
+            if self._turn.closings:
+                raise BackendUnavailable("memory:// was closed here: open the backend again")
             live = (self._store.by_id.get(ident) for ident in idents)
             if all(entry is not None and entry.state is not State.DEAD for entry in live):
                 self._turn.wait(min(timeout, LONGEST_SLEEP))
@@ -280,7 +281,7 @@ class _Inspector:
             return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
-        with self._turn.step():
+        with self._turn.step(looks=True):
             matching = (entry for entry in self._store.matching(where) if entry.seq > after)
             return [shown(entry, self._turn.boot) for entry in islice(matching, limit)]
 
@@ -289,7 +290,7 @@ class _Inspector:
             return sum(1 for _ in islice(self._store.matching(where), cap))
 
     def inspect(self, ident: str) -> Message | None:
-        with self._turn.step():
+        with self._turn.step(looks=True):
             entry = self._store.by_id.get(ident)
             if entry is not None:
                 self._store.tend(self._store.queues[entry.queue])

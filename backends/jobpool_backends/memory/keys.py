@@ -50,7 +50,7 @@ class MemoryKeys(KeyStore):
                 self._records.put((space, key), value, self._turn.now + micros(ttl))
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        with self._turn.step():
+        with self._turn.step(looks=True):
             return self._records.get((space, key), self._turn.now)
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:

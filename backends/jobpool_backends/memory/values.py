@@ -36,17 +36,22 @@ class Turn:
         self._changed = Condition(self._lock)
         self.at_end: Callable[[], object] = lambda: None  # called at the end of each step
         self.now = self.boot = 0
+        self.closings = 0
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Make the block one atomic step. All that it reads of time was read when it began."""
+    def step(self, *, looks: bool = False) -> Iterator[None]:
+        """Make the block one atomic step. All that it reads of time was read when it began.
+
+        One that only looks wakes nobody: those who wait look too, and would keep each other awake.
+        """
         with self._lock:  # not `_changed`, whose methods are Python: an interrupt in them would leave it locked
             self._read_clock()
             try:
                 yield
             finally:
                 self.at_end()
-                self._changed.notify_all()
+                if not looks:
+                    self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
         """Let others have a turn; return when one had it, or the time is over."""

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import nearest_word
 from jobpool.message.signing import EnvelopeSigner, Key
+
+with suppress(RuntimeError):  # at the interpreter's exit, where it can no longer be imported
+    import concurrent.futures.thread  # noqa: F401 - of the clients: early for those that are imported at the exit,
+    # and not within `_importing`, as it has hooks of its own for forks
 
 logger = logging.getLogger("jobpool")
 
@@ -88,8 +93,6 @@ def open_backend(
         BackendUnavailable: The broker does not answer.
     """
     url, state = _split_state(url)
-    if scheme_of(url) not in LOCAL:
-        import concurrent.futures.thread  # noqa: F401 - not within the lock: it has hooks of its own for forks
     with _importing:
         backend_class = _backend_class(url)
     if timeout is not None:

@@ -87,7 +87,7 @@ class Attempt(Struct):
     daemons: bool = False  # the handler may leave processes behind
     left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
     suspect: bool = False  # it failed in a way that may have spoilt its process
-    exception: BaseException | None = None  # until `after_attempt` hooks have seen it
+    exception: BaseException | None = None  # until `after_attempt` hooks have seen it; a `KeyboardInterrupt` stays
     kept: str = ""  # as `Ending.kept`
     hook_threads: int = 0  # that app-wide hooks of this process have started, in this and earlier attempts
 
@@ -215,7 +215,9 @@ class AttemptRunner:
             self._after(handler.after_run, attempt, job)
         if self._hooks is not None:
             self._after(partial(self._hooks.after_attempt, ctx), attempt, job, self._hooks)
-            attempt.exception, attempt.hook_threads = None, self._hooks.threads
+            attempt.hook_threads = self._hooks.threads
+            if not isinstance(attempt.exception, KeyboardInterrupt):
+                attempt.exception = None
         if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
 

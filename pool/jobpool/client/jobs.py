@@ -98,7 +98,6 @@ class Jobs:
         self._given = backend
         self._opened: QueueBackend | None = None
         self._failure: BackendUnavailable | None = None
-        self._lock = threading.Lock()
         self._closed = False
         self._waits_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Waits] = weakref.WeakKeyDictionary()
         _all.add(self)
@@ -410,6 +409,11 @@ class Jobs:
                     raise
             return self._opened
 
+    @property
+    def _lock(self) -> threading.Lock:
+        """Held to open the backend. Made at its first use: gevent may have patched `threading` since the import."""
+        return self.__dict__.setdefault("lock", threading.Lock())  # type: ignore[no-any-return]
+
     def close(self) -> None:
         """Close the backend, unless it was given open; safe to call twice."""
         with self._lock:
@@ -483,7 +487,7 @@ def job_batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[Job
 def _after_fork() -> None:
     """Forget, in a forked process, the parent's backends, and locks that its threads may have held."""
     for jobs in _all:
-        jobs._lock = threading.Lock()
+        jobs.__dict__.pop("lock", None)
         if jobs._opened is not None:
             _inherited.append(jobs._opened)
             jobs._opened = None

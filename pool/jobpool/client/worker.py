@@ -42,6 +42,7 @@ from jobpool.message.outcome import (
     Outcome,
     ResultKind,
     Status,
+    Stopped,
     Succeeded,
     UnknownHandler,
     WorkerResult,
@@ -133,7 +134,7 @@ class QueueWorker:
     def process_once(self, queue: str) -> WorkerResult:
         """Process one message of `queue`, or none when there is none to fetch.
 
-        An error of the handler is in the result, never raised.
+        An error of the handler is in the result, never raised. After Ctrl-C in the handler its message is free again.
 
         Raises:
             BackendUnavailable: The broker did not answer the fetch, or was silent until the lease had run out. The
@@ -172,6 +173,9 @@ class QueueWorker:
             job.ack = own_ack(self._backend.ticket(lease), partial(pack_all, self._backend))
         with LeaseKeeper(self._backend, lease, self._ttl) as keeper:
             attempt = self._attempt(job)
+        if attempt.exception is not None:  # Ctrl-C, which is meant for this program, and not for the job alone
+            self._conclude(LostLease() if keeper.lost else Stopped(), keeper.lease, handler)
+            raise attempt.exception
         if keeper.lost:
             return LostLease(), keeper.lease
         now = self._clock.mono()
@@ -323,7 +327,7 @@ def inline_runner(
     handlers = (DEFAULT if registry is None else registry).with_rules(allowances, queue_handlers)
 
     def run(definition: JobDefinition) -> ExecutionResult:
-        first = run_inline(definition, handlers, default_timeout)
+        first = attempt(definition)
         waiting = deque(first.follow_ups)
         while waiting:
             follow_up = waiting.popleft()
@@ -333,8 +337,14 @@ def inline_runner(
                     f"follow-up job {follow_up.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps"
                     " none: leave the time out, or choose a backend that keeps messages"
                 )
-            waiting.extend(run_inline(follow_up, handlers, default_timeout).follow_ups)
+            waiting.extend(attempt(follow_up).follow_ups)
         return first.result
+
+    def attempt(definition: JobDefinition) -> Attempt:
+        try:
+            return run_inline(definition, handlers, default_timeout)
+        except JobFailedError as failed:
+            raise failed.result.exception or failed from None  # Ctrl-C in it is meant for this program
 
     return run
 

@@ -47,11 +47,14 @@ class PayloadMismatch(Unrecoverable, ValueError):
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Return where a function was written, as `file:line (name)`."""
+    """Return where a function was written, as `file:line (name)`; of one in a notebook or a console `module (name)`.
+
+    There it may be written again, and takes its own place.
+    """
     function = inspect.unwrap(function)
     name = getattr(function, "__qualname__", repr(function))
     code = getattr(function, "__code__", None)
-    if code is None:
+    if code is None or ("__file__" not in function.__globals__ and "<" not in name):
         return f"{getattr(function, '__module__', '?')} ({name})"
     return f"{code.co_filename}:{code.co_firstlineno} ({name})"
 

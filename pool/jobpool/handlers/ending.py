@@ -54,7 +54,7 @@ class Ending(Struct, frozen=True):
     error: str = ""
     after: float = 0.0  # seconds that `Retry` or `Snooze` asked for
     suspect: bool = False  # it failed in a way that may have spoilt its process
-    exception: BaseException | None = None  # only where hooks ask for it
+    exception: BaseException | None = None  # only where hooks ask for it, or a `KeyboardInterrupt`
 
 
 SUCCEEDED = Ending(ResultKind.SUCCEEDED)
@@ -77,7 +77,8 @@ def of_error(error: BaseException, cap: int) -> Ending:
         more = _because(error)
     if more:
         text = cap_text(text + more, cap)
-    return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)))
+    interrupt = error if isinstance(error, KeyboardInterrupt) else None
+    return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)), exception=interrupt)
 
 
 def _because(error: BaseException) -> str:

@@ -52,8 +52,7 @@ class Process:
     Attributes:
         producer: The default one; None = the factory is asked for it at the next use.
         chosen: The one that `set_default` was given; None = none.
-        of_child: The one that `enter_child` was given: `Jobs(…)` uses it for any URL and opens no broker. None = this
-            is not a pool's child.
+        child: The one that `enter_child` was given; None = this is not a pool's child.
         clock: Delays count from it where no other is given: the machine's, or that of a test's pool.
         was_used: Something has enqueued here, through the default producer or a `Jobs` of its own.
         factory: Opens the default producer at its first use. It must not call `default()`.
@@ -64,10 +63,15 @@ class Process:
         self.lock = threading.Lock()
         self.producer: Producer | None = None
         self.chosen: Producer | None = None
-        self.of_child: Target | None = None
+        self.child: Target | None = None
         self.clock: Clock = SystemClock()
         self.was_used = False
         self.factory: Callable[[], Producer] = _open_jobs
+
+    @property
+    def of_child(self) -> Target | None:
+        """The one that `Jobs(…)` uses for any URL, and opens no broker: of a pool's child, or of a test's attempt."""
+        return self.child or of_attempt.get()
 
 
 def _open_jobs() -> Producer:
@@ -77,6 +81,8 @@ def _open_jobs() -> Producer:
 
 
 process = Process()
+of_attempt: contextvars.ContextVar[Target | None] = contextvars.ContextVar("of_attempt", default=None)
+"""The taker of jobs of a handler that `jobpool.testing` runs in this process, as if in a child of a pool."""
 
 if hasattr(os, "register_at_fork"):  # Windows cannot fork
     # A lock that another thread holds at a fork would stay locked in the child forever.
@@ -107,7 +113,7 @@ def set_default(producer: Producer | None) -> None:
 def enter_child(producer: Target) -> None:
     """Send all that this process enqueues to its master from now on. Called once when a child starts."""
     with process.lock:
-        process.producer = process.of_child = producer
+        process.producer = process.child = producer
 
 
 class _Turns(threading.local):

@@ -15,6 +15,7 @@ from jobpool.handlers.ending import timeout_text
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message import producer
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
@@ -96,11 +97,15 @@ class FaultyWorker(QueueWorker):
         """Run the handler; a fault that strikes it decides the attempt, whatever the handler did about it."""
         assert self._lease is not None
         self.struck = None
-        if self._plan.concerns_handler(self._lease):
-            sabotaged = _Sabotaged(self._registry, self)
-            attempt = run_attempt(job, sabotaged, progress=lambda fraction, _: self.meet(fraction))
-        else:
-            attempt = super()._attempt(job)
+        outside = producer.of_attempt.set(self._backend)
+        try:
+            if self._plan.concerns_handler(self._lease):
+                sabotaged = _Sabotaged(self._registry, self)
+                attempt = run_attempt(job, sabotaged, progress=lambda fraction, _: self.meet(fraction))
+            else:
+                attempt = super()._attempt(job)
+        finally:
+            producer.of_attempt.reset(outside)
         if isinstance(self.struck, Timeout):
             name = job.envelope.name or job.envelope.job
             attempt.kind = ResultKind.TIMEOUT

@@ -102,6 +102,22 @@ def test_the_same_function_again_replaces_itself(registry: HandlerRegistry) -> N
     assert registry.resolve("report", "any") is again
 
 
+def test_a_function_that_is_written_again_in_a_notebook_takes_its_own_place(registry: HandlerRegistry) -> None:
+    def run_cell(text: str, **names: object) -> None:
+        names |= {"registry": registry, "__name__": "__main__"}
+        exec(compile(text, f"/tmp/ipykernel_7/{hash(text)}.py", "exec"), names)
+
+    for version in ("", "n: int = 1", "n: int = 2"):
+        run_cell(f"\n@registry.handler\ndef report({version}): ...")
+        run_cell(f"@registry.handler('class')\nclass Report:\n  def run(self, {version}): ...")
+    assert registry.resolve("report", "any").function.__defaults__ == (2,)
+    for other in ("registry.handler('report')(lambda: 1)", "@registry.handler('report')\ndef other(): ..."):
+        with pytest.raises(ConfigurationError, match=r"two handlers are named 'report': __main__ \(report\) and "):
+            run_cell(other)
+    with pytest.raises(ConfigurationError, match="two handlers are named 'report'"):
+        run_cell("@registry.handler\ndef report(): ...", __file__="app.py")
+
+
 def test_a_bad_option_is_refused(registry: HandlerRegistry) -> None:
     for options, text in [
         ({"max_retries": -1}, "max_retries of handler 'report' must be a whole number from 0 to 2147483647, not -1"),

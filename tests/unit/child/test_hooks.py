@@ -56,7 +56,7 @@ def test_a_module_that_is_imported_under_two_names_registers_its_hooks_once() ->
     source = compile("def hook(dead): seen.append(__name__)\nregistry.on_death(hook)", "app.py", "exec")
     registry, seen = HandlerRegistry(), list[str]()
     for name in ("app", "shop.app", "shop.app"):
-        exec(source, {"__name__": name, "registry": registry, "seen": seen})
+        exec(source, {"__name__": name, "__file__": "app.py", "registry": registry, "seen": seen})
     assert told(registry).kind is ResultKind.SUCCEEDED
     assert seen == ["shop.app", "shop.app"], "a second function of one module is another hook, as of a factory"
 

@@ -303,6 +303,30 @@ def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
         assert jobs.stats().waiting == 2
 
 
+class PatchedLock:
+    """A lock as gevent puts it in the place of Python's, in a process that was forked before. `held`: in this one."""
+
+    held = 0
+
+    def __enter__(self) -> None:
+        PatchedLock.held += 1
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_that_patches_threads_opens_it_under_a_lock_of_theirs(tmp_path: Path) -> None:
+    with Jobs(f"sqlite:///{tmp_path}/shared.db") as jobs:
+        jobs.define("report").dispatch()
+        pid = os.fork()
+        if pid == 0:
+            real, threading.Lock = threading.Lock, PatchedLock  # type: ignore[assignment]
+            lock, threading.Lock = jobs._lock, real
+            jobs.define("report").dispatch()
+            os._exit(0 if isinstance(lock, PatchedLock) and PatchedLock.held else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_in_a_child_everything_goes_to_the_master(master: Recorder) -> None:
     jobs = Jobs("memory://")
     assert jobs.define("report", {"n": 1}).dispatch() == "id-0"

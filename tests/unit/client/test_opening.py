@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from urllib.parse import quote
@@ -75,6 +76,21 @@ def test_a_fork_while_another_thread_imports_a_backend_leaves_the_child_able_to(
     assert subprocess.run([sys.executable, "-c", FORK_DURING_AN_IMPORT], timeout=60, check=False).returncode == 0
 
 
+AT_EXIT = """
+import atexit, jobpool
+jobs = jobpool.Jobs("{url}")
+atexit.register(lambda: jobs.enqueue("report"))
+"""
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "postgresql://127.0.0.1:1/x", "beanstalk://127.0.0.1:1"])
+def test_a_first_enqueue_at_the_interpreters_exit_reaches_for_the_broker(url: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_EXIT.format(url=url)], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert "BackendUnavailable" in ended.stderr
+
+
 def test_a_backend_is_found_by_its_scheme() -> None:
     signer, clock = EnvelopeSigner("secret"), ManualClock()
     backend = open_backend("memory://", signer=signer, clock=clock)
@@ -88,8 +104,8 @@ def test_sync_runs_jobs_with_the_runner() -> None:
     ran: list[JobDefinition] = []
     backend = open_backend("sync://", runner=ran.append)
     job = JobDefinition("report", {"customer": 7})
-    backend.enqueue(job)
-    assert ran == [job]
+    ident = backend.enqueue(job)
+    assert ran == [replace(job, identifier=ident)]
 
 
 def test_an_option_reaches_the_backend() -> None:

@@ -358,6 +358,29 @@ def test_as_a_context_it_takes_what_any_jobs_without_a_url_enqueues(tmp_path: Pa
     assert producer.process.chosen is None
 
 
+def test_a_handler_enqueues_to_the_pool_whatever_the_url_and_cannot_look_as_in_a_child(tmp_path: Path) -> None:
+    registry = HandlerRegistry()
+    elsewhere = Jobs(f"sqlite:///{tmp_path}/elsewhere.db")
+
+    @registry.handler
+    async def report() -> None:
+        handle = await elsewhere.aenqueue("mail")
+        with elsewhere.batch() as batch:
+            batch.add(mail.define())
+        handle.result(0)
+
+    @registry.handler
+    def mail() -> None: ...
+
+    with elsewhere, VirtualPool(registry) as pool:
+        report.enqueue()
+        looked, *mails = pool.run_all()
+        assert looked.error is not None
+        assert "a job cannot look into the broker" in looked.error
+        assert [run.status for run in mails] == [Status.ACKED] * 2
+        assert elsewhere.queues() == []
+
+
 def test_after_an_inner_pool_the_outer_one_takes_what_handlers_enqueue() -> None:
     registry = HandlerRegistry()
     handler = registry.handler("report")(lambda _: None)

@@ -199,6 +199,35 @@ def test_no_job_gets_more_than_the_workers_most(backend: MemoryBackend, registry
     assert seen == [pytest.approx(30.0, abs=0.5)]
 
 
+@pytest.mark.parametrize("hooks", [False, True])
+def test_an_interrupt_in_a_handler_ends_the_caller_and_frees_the_job(
+    backend: MemoryBackend, registry: HandlerRegistry, hooks: bool
+) -> None:
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    @registry.handler("awaited")
+    async def wait() -> None:
+        interrupted()
+
+    registry.handler("report")(interrupted)
+    if hooks:
+        registry.after_attempt(lambda *_: None)
+    worker = QueueWorker(backend, registry)
+    for handler in ("report", "awaited"):
+        ident = put(backend, handler)
+        with pytest.raises(KeyboardInterrupt):
+            worker.process_once("reports")
+        message = found(backend, ident)
+        assert (message.state, message.attempts, message.crashes) == (State.WAITING, 0, 0)
+        backend.cancel(ident)
+    run = inline_runner(registry)
+    registry.handler("first")(lambda ctx: ctx.enqueue("report"))
+    for handler in ("awaited", "first"):
+        with pytest.raises(KeyboardInterrupt):
+            run(JobDefinition(handler))
+
+
 def test_in_another_thread_it_works_without_the_alarm(backend: MemoryBackend, registry: HandlerRegistry) -> None:
     @registry.handler("report")
     def build(ctx: JobContext) -> None:
@@ -448,6 +477,14 @@ def test_sync_runs_a_job_at_enqueue(registry: HandlerRegistry) -> None:
         ident = jobs.define("report", {"customer": 7}).dispatch()
     assert seen == [{"customer": 7}]
     assert ident.startswith("sync-")
+
+
+def test_under_sync_the_handler_has_the_id_that_the_producer_gets(registry: HandlerRegistry) -> None:
+    seen: list[str] = []
+    registry.handler("report")(lambda ctx: seen.append(ctx.id))
+    with Jobs("sync://", runner=inline_runner(registry)) as jobs:
+        assert jobs.enqueue(JobDefinition("report", identifier="order-17")) == "order-17"
+        assert seen == ["order-17", jobs.enqueue("report")]
 
 
 def test_sync_says_itself_why_there_is_no_result_and_nothing_to_cancel(registry: HandlerRegistry) -> None:
