@@ -328,7 +328,8 @@ def test_no_odd_character_brings_a_password_to_light(before: str, after: str, sc
     assert "hidden" not in redact(f"{scheme}://me:{before}hidden{after}{rest}")
     assert "hidden" not in redact(f"{scheme}://:{before}hidden{after}@h")
     assert "hidden" not in redact(f"host=h password={before}hidden{after} user=me")
-    assert "hidden" not in redact(f"Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey={before}hidden{after}")
+    key = f"{before}hidden{after}".replace(";", "")  # which ends a value there: a key in base64 holds none
+    assert "hidden" not in redact(f"Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey={key}")
     assert "hidden" not in redact(f"{scheme}://h/0?password={quote(before)}hidden{quote(after)}&db=1")
 
 
