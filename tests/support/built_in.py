@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
+from jobpool.child.attempt import JobToRun, run_attempt
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext

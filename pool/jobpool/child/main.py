@@ -18,7 +18,7 @@ from time import monotonic
 
 from setproctitle import setproctitle
 
-from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck, own_ack
+from jobpool.child.attempt import AttemptRunner, JobToRun, OwnAck, own_ack
 from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.lines import Lines, leave_unconfigured, log_unconfigured
@@ -26,6 +26,7 @@ from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.restore import Tidy
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import app
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc import packets
 from jobpool.ipc.alarm import Alarm
@@ -202,7 +203,7 @@ class Child:
         try:
             envelope = decode_again(packet[RUN_HEAD.size :], attempts=attempts)
         except ValueError as error:
-            return self._answer(nonce, Attempt("", ResultKind.UNRECOVERABLE, now, error=str(error)))
+            return self._answer(nonce, Attempt(ResultKind.UNRECOVERABLE, error=str(error), started=now))
         deadline = now + timeout if timeout > 0 else 0.0
         about = envelope.identifier, envelope.queue, envelope.job, attempts + 1, envelope.name or ""
         self._page.started(nonce, now, deadline, *about)

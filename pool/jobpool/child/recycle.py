@@ -13,7 +13,7 @@ import socket
 import threading
 from time import monotonic
 
-from jobpool.child.attempt import Attempt
+from jobpool.handlers.ending import Attempt
 from jobpool.ipc import linux
 from jobpool.ipc.process_options import ChildBoot, ChildOptions
 from jobpool.message.outcome import ResultKind

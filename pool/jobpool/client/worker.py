@@ -21,8 +21,9 @@ from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
-from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
+from jobpool.child.attempt import JobToRun, own_ack, run_attempt
 from jobpool.errors import BackendUnavailable, JobFailed, JobpoolError, Unsupported, check_seconds
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from jobpool.child.attempt import LAZY, Attempt, JobToRun, run_attempt
+from jobpool.child.attempt import LAZY, JobToRun, run_attempt
 from jobpool.errors import FORKED, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers import event_loop as loops
-from jobpool.handlers.ending import chain
+from jobpool.handlers.ending import Attempt, chain
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
