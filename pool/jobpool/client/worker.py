@@ -146,7 +146,7 @@ class QueueWorker:
         if lease is None:
             return WorkerResult(Status.EMPTY)
         self._count(queue, ("fetched",))
-        inspected = self._inspector.inspect(lease, self._backend.time.guess)
+        inspected = Inspected(lease, self._inspector.inspect(lease, self._backend.time.guess))
         self._guard(inspected)
         lease, outcome, handler = inspected.lease, inspected.outcome, None
         if outcome is None:
