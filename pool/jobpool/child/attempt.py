@@ -167,8 +167,12 @@ class AttemptRunner:
             max_retries=job.retries(handler),
             deadline=deadline,
         )
-        may_keep = handler.result_ttl or job.envelope.meta or self._result_ttls
-        attempt = self._call(handler, ctx, bool(may_keep) and self._keeps(handler, job))
+        masker = None  # nothing is kept
+        if (handler.result_ttl or job.envelope.meta or self._result_ttls) and not handler.ack_in_transaction:
+            of_queue = self._result_ttls.get(job.queue)
+            if result_ttl_of(job.envelope.result_ttl, handler.result_ttl, of_queue) > 0:
+                masker = self._masker or _masker()
+        attempt = self._call(handler, ctx, masker)
         attempt.handler, attempt.daemons = job.envelope.job, handler.allow_daemons
         attempt.started, attempt.started_at = started, started_at
         if self._cut and attempt.error:
@@ -187,13 +191,7 @@ class AttemptRunner:
             attempt.follow_ups = notes.follow_ups
         return attempt
 
-    def _keeps(self, handler: AnyHandler, job: JobToRun) -> bool:
-        if handler.ack_in_transaction:
-            return False
-        return result_ttl_of(job.envelope.result_ttl, handler.result_ttl, self._result_ttls.get(job.queue)) > 0
-
-    def _call(self, handler: AnyHandler, ctx: JobContext, keeps: bool) -> Attempt:
-        masker = (self._masker or _masker()) if keeps else None
+    def _call(self, handler: AnyHandler, ctx: JobContext, masker: Masker | None) -> Attempt:
         attempt, raised = self._alarm.call(_user_code, (handler, ctx, self._cap, self._hooks, masker, self._pid))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)

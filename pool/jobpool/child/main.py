@@ -1,4 +1,4 @@
-"""A child's life: boot, then one attempt at a time, until the work ends or it is worn.
+"""A child's life: boot, then one attempt at a time, until the work ends or it is to be replaced.
 
 It decides nothing about a message. It reads `Run` frames from `work`, one when it is idle, and answers each with a
 `Result` on `channel`. Its first act on a frame is to write the attempt's nonce to its page of the scoreboard. So the
@@ -22,8 +22,8 @@ from jobpool.child.attempt import AttemptRunner, JobToRun, OwnAck, own_ack
 from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.lines import Lines, leave_unconfigured, log_unconfigured
-from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
-from jobpool.child.restore import Tidy
+from jobpool.child.recycle import DESCRIPTORS, RecyclePolicy, SocketsLost
+from jobpool.child.restore import ProcessState
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import app
 from jobpool.handlers.ending import Attempt
@@ -149,8 +149,8 @@ class Child:
         boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER_S * 1e6)))
         self._more_work = select.poll()
         self._more_work.register(boot.work, select.POLLIN)
-        self._tidy = Tidy(boot.trace_fd)
-        self._wear = Wear(boot)
+        self._state = ProcessState(boot.trace_fd)
+        self._recycling = RecyclePolicy(boot)
 
     def serve(self) -> int:
         """Tell the master, then take frame after frame. Raises `OSError` or `SocketsLost` without the master."""
@@ -211,7 +211,10 @@ class Child:
         job = JobToRun(envelope, envelope.queue, fence, crashes, timeout, ack=ack)
         attempt = self._runner.run(job, self._page.progress)
         if self._streams and (failure := flush(self._streams)) is not None:
-            _not_written(attempt, failure)
+            attempt.suspect = True  # its process holds the rest, and is replaced
+            if attempt.kind is ResultKind.SUCCEEDED:
+                attempt.kind = ResultKind.FAILED
+                attempt.error = f"a file that the app's import opened cannot be written: {failure}"
         self._lines.end()
         self._title.in_series = attempt.duration < QUICK_S
         return self._answer(nonce, attempt)
@@ -219,8 +222,8 @@ class Child:
     def _answer(self, nonce: int, attempt: Attempt) -> str:
         try:
             failed = attempt.kind is not ResultKind.SUCCEEDED
-            spoilt = self._tidy.restore(attempt.started + attempt.duration, failed)
-            leaving = self._wear.reason(attempt) or spoilt
+            spoilt = self._state.restore(attempt.started + attempt.duration, failed)
+            leaving = self._recycling.reason(attempt) or spoilt
         except OSError:
             leaving = DESCRIPTORS
         self._send(nonce, attempt, leaving)
@@ -239,14 +242,6 @@ class Child:
             attempt.error = cap_text(attempt.error, DEFAULT_CAP)
             attempt.kept = attempt.kept and capped(attempt.kept.encode(), DEFAULT_CAP)
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
-
-
-def _not_written(attempt: Attempt, error: Exception) -> None:
-    """Fail an attempt whose output to a file cannot be written; its process holds the rest, and is replaced."""
-    attempt.suspect = True
-    if attempt.kind is ResultKind.SUCCEEDED:
-        attempt.kind = ResultKind.FAILED
-        attempt.error = f"a file that the app's import opened cannot be written: {error}"
 
 
 class _Title:

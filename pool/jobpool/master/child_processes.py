@@ -278,7 +278,9 @@ class ChildProcesses:
                     if not results:
                         events.append(ev.ChildResults(channel.child, results))
                     results.append(frame)
-                    if not to_the_end and (not channel.handed or _is_fresh_and_long(frame)):
+                    ended = frame.started + frame.duration
+                    is_last = not channel.handed or (frame.duration > LONG_S and time.monotonic() < ended + LONG_S)
+                    if is_last and not to_the_end:
                         break
                     continue
                 if frame is None:
@@ -333,7 +335,7 @@ class ChildProcesses:
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
         channel = self._channels.get(slot.child)
         nonces = channel.take_back(most) if channel else frozenset()
-        return ev.TookBack(slot.child, nonces, drained=len(nonces) < most)
+        return ev.TookBack(slot.child, nonces, emptied=len(nonces) < most)
 
     def steal(self, slot: Slot, most: int) -> ev.TookBack | ev.NotBegun:
         """Take back as `take_back` does, if the child has begun the head."""
@@ -398,10 +400,6 @@ def _await_end(server: ForkServerClient) -> None:
         server.kill()
         with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
             server.wait(END_LIMIT_S)
-
-
-def _is_fresh_and_long(result: Result) -> bool:
-    return result.duration > LONG_S and time.monotonic() < result.started + result.duration + LONG_S
 
 
 def _child_said(child: int, frame: Frame) -> ev.Event:

@@ -38,7 +38,7 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
     if not (ready or idle):
         return
     busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
-    holding = [slot for slot in busy if len(slot.deliveries) > 1 and not slot.drained]
+    holding = [slot for slot in busy if len(slot.deliveries) > 1 and not slot.emptied]
     few = _few(pool, now)
     if holding and idle and (few or not ready) and _steal(holding, few, len(idle), now, actions):
         return
@@ -84,14 +84,14 @@ def _steal(holding: Sequence[Slot], few: int, idle: int, now: float, actions: li
     able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _patience(few)]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
     waiting = [slot.waiting for slot in able]
-    for slot, most in zip(able, waiting if few else given_back(waiting, idle), strict=True):
+    for slot, most in zip(able, waiting if few else shares_to_steal(waiting, idle), strict=True):
         if most:
             how = act.Steal if now - slot.head_since < STEAL_ANYWAY_AFTER_S else act.TakeBack
             actions.append(how(slot, most))
     return bool(able)
 
 
-def given_back(waiting: Sequence[int], idle: int) -> list[int]:
+def shares_to_steal(waiting: Sequence[int], idle: int) -> list[int]:
     """Return how many messages of each socket go to `idle` children: an equal share for each child.
 
     `waiting`: how many each holds; the first give all they have. Each idle child gets one, as long as there is one.
@@ -110,7 +110,8 @@ def steal_due(pool: Pool, now: float) -> float:
     few = _few(pool, now)
     if pool.is_stopping or not pool.slots.idle or (pool.ready and not few):
         return math.inf
-    heads = [max(slot.head_since, slot.looked_at) for slot in pool.slots.engaged.values() if slot.is_holding]
+    busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
+    heads = [max(slot.head_since, slot.looked_at) for slot in busy if slot.waiting]
     return min(heads) + _patience(few) if heads else math.inf
 
 
@@ -213,7 +214,9 @@ class Batch:
         ]
         if not ahead or len(self._work) >= enough(ahead) or any(waited_for):
             self.due = now
-        elif held <= len(self._work) and any(_has_result(settlement) for _, settlement in self._work):
+        elif held <= len(self._work) and any(
+            type(settlement) is Ack and settlement.result is not None for _, settlement in self._work
+        ):
             self.due = now  # no other job can join them
         elif first:
             self.due = now + linger
@@ -222,7 +225,3 @@ class Batch:
         work, self._work = self._work, []
         self.due = math.inf
         return work
-
-
-def _has_result(settlement: Settlement) -> bool:
-    return type(settlement) is Ack and settlement.result is not None

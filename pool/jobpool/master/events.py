@@ -203,10 +203,10 @@ class ChildDied(ChildEvent):
 
 
 class TookBack(ChildEvent):
-    """Frames that the child had not read are the master's again; `drained`: they were the last."""
+    """Frames that the child had not read are the master's again; `emptied`: they were the last."""
 
     nonces: frozenset[int]
-    drained: bool = True
+    emptied: bool = True
 
 
 class NotBegun(ChildEvent):
@@ -220,7 +220,7 @@ class Sampled(Event):
     at: float
 
 
-class Asked(Event):
+class LoopCall(Event):
     """Another thread wants something made of the pool's state, on the loop's thread. Quick, and changes nothing."""
 
     make: Callable[[Any], object]

@@ -95,9 +95,9 @@ class FetchThread(MasterThread):
         self._want = 0
         self._seen += count
 
-    def hold(self, mine: Mapping[str, int], given_back: Iterable[str]) -> None:
+    def hold(self, mine: Mapping[str, int], unused_starts: Iterable[str]) -> None:
         """Take in the guarded deliveries of each queue that the loop holds, and queues where starts were given back."""
-        if self._limits.hold(mine, given_back, self._clock.mono()):
+        if self._limits.hold(mine, unused_starts, self._clock.mono()):
             self._nudge()
 
     def answered(self, queues: Iterable[str]) -> None:

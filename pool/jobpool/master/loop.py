@@ -166,15 +166,9 @@ class Master:
             due = min(due, self._stacks_due)
         if self._stack_asks:
             due = min(due, now + STACK_WAIT_S)
-        if self.pool.is_stopping:
-            due = min(due, now + self._last_look())
+        if self.pool.is_stopping:  # the fetch thread ends without an event
+            due = min(due, now + (LAST_LOOK_S if self._leases else 0.0 if self.pool.finished else PUBLISH_EVERY_S))
         return min(due, self._batch.due)
-
-    def _last_look(self) -> float:
-        """Return for how many seconds a stopping pool may sleep: the fetch thread ends without an event."""
-        if self._leases:
-            return LAST_LOOK_S
-        return 0.0 if self.pool.finished else PUBLISH_EVERY_S
 
     def _perform(self, actions: list[act.Action], now: float) -> None:
         for action in actions:
@@ -343,8 +337,8 @@ class Master:
             fetch_thread.stop()
             return
         if pool.limited:
-            fetch_thread.hold(pool.places(), pool.given_back)
-            pool.given_back.clear()
+            fetch_thread.hold(pool.places(), pool.unused_starts)
+            pool.unused_starts.clear()
         fetch_thread.want(worth_fetching(pool, now))
 
     def _publish(self, now: float) -> None:

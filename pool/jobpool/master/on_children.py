@@ -181,7 +181,7 @@ def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
 
 
 def _child_results(pool: Pool, event: ev.ChildResults) -> None:
-    slot, ended, busy, brief = pool.slots.by_child(event.child), 0, 0.0, 0.0
+    slot, count, busy, brief = pool.slots.by_child(event.child), 0, 0.0, 0.0
     if slot is None:
         return
     for result in event.results:
@@ -191,7 +191,7 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
         if delivery is None:
             pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
             continue
-        ended, busy = ended + 1, busy + result.duration
+        count, busy = count + 1, busy + result.duration
         brief += min(result.duration, MAX_QUICK_S)
         delivery.end(result.started, result.duration, result.output, result.error)
         if delivery.lost:
@@ -200,16 +200,14 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
             pool.never_started.pop(delivery.lease.id, None)
         if pool.orphaned:
             pool.orphaned.pop(delivery.lease.id, None)
-        if (
-            result.kind is ResultKind.CANCELLED and not delivery.cancelled
-        ):  # its page is full of rubbish; the alarm fired
+        if result.kind is ResultKind.CANCELLED and not delivery.cancelled:  # rubbish on its page; the alarm fired
             result = replace(result, kind=ResultKind.TIMEOUT)
         kept = _to_keep(pool, delivery, result.kept) if result.kept else None
         plain = result.kind is ResultKind.SUCCEEDED and not (result.follow_ups or kept)
         outcome = SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result, kept)
         pool.outcomes.append((delivery, outcome))
-    if ended:
-        pool.lookahead.finished(ended, pool.now, busy, brief)
+    if count:
+        pool.lookahead.finished(count, pool.now, busy, brief)
 
 
 def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> None:
@@ -362,7 +360,7 @@ def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) 
 
 def _took_back(pool: Pool, event: ev.TookBack) -> None:
     if slot := pool.slots.by_child(event.child):
-        slot.drained = event.drained
+        slot.emptied = event.emptied
         pool.put_back(slot.take_back(set(event.nonces), pool.now))
 
 

@@ -69,7 +69,7 @@ class Slot:
     sampled_at: float = 0.0
     last_death: str = ""
     full: bool = False
-    drained: bool = False
+    emptied: bool = False
     """Its socket was seen empty, and nothing was handed to it since: all its deliveries have begun, or will."""
     broken_at: float = 0.0
     dead_at: float = 0.0
@@ -123,7 +123,7 @@ class Slot:
         for delivery in deliveries:
             delivery.slot = self.index
         self.deliveries += deliveries
-        self.drained = False
+        self.emptied = False
 
     def answered(self, nonce: int, now: float) -> Delivery | None:
         """Take the head off if it is attempt `nonce`; the next one starts now. None: not what runs here."""
@@ -149,14 +149,9 @@ class Slot:
             self.move(SlotState.IDLE, now)
 
     @property
-    def is_holding(self) -> bool:
-        """Return whether its socket holds something behind an attempt that runs."""
-        return len(self.deliveries) > 1 and not self.drained and self.state is SlotState.BUSY
-
-    @property
     def waiting(self) -> int:
         """The number of deliveries behind the head that may be taken back."""
-        return 0 if self.drained or not self.deliveries else len(self.deliveries) - 1
+        return 0 if self.emptied or not self.deliveries else len(self.deliveries) - 1
 
     @property
     def is_ready(self) -> bool:

@@ -313,7 +313,7 @@ class LoopCalls:
             if self._closed:
                 return None
             self._waiting.add(answer)
-            self._inbox.put(ev.Asked(lambda pool: _make(make, pool, answer)))
+            self._inbox.put(ev.LoopCall(lambda pool: _make(make, pool, answer)))
         try:
             return answer.result(timeout)
         except TimeoutError:

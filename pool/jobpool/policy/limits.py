@@ -190,9 +190,9 @@ class LocalLimit:
         full = self._most is not None and self._mine >= self._most
         return self._mine > 0 and (refused or full)
 
-    def hold(self, mine: int, given_back: bool) -> None:
+    def hold(self, mine: int, had_unused: bool) -> None:
         """Note how many places are this pool's now; with fewer than before there may be room."""
-        if given_back or (mine < self._mine and not self._by_rate):
+        if had_unused or (mine < self._mine and not self._by_rate):
             self._until = 0.0
         self._mine = mine
 
@@ -251,7 +251,7 @@ class LocalLimits:
             with self._lock:
                 limit.begun(granted, refused, now)
 
-    def hold(self, mine: Mapping[str, int], given_back: Iterable[str], now: float) -> bool:
+    def hold(self, mine: Mapping[str, int], unused_starts: Iterable[str], now: float) -> bool:
         """Note how many guarded deliveries of each queue this pool holds, and where starts were given back.
 
         A start that was given back is not counted any more. Returns whether a limit that was shut is open now.
@@ -260,6 +260,6 @@ class LocalLimits:
         with self._lock:
             for queue, limit in self._of.items():
                 shut = not limit.room(now)
-                limit.hold(mine.get(queue, 0), queue in given_back)
+                limit.hold(mine.get(queue, 0), queue in unused_starts)
                 opened = opened or (shut and limit.room(now) > 0)
         return opened
