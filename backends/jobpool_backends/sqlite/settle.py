@@ -92,8 +92,30 @@ def settle_within(
     known = step.recall(call)
     if known is not None:
         return [REPEATED[letter] for letter in known]
-    changes = _Changes(step)
-    answers = _judge_all(changes, settlements, brought)
+    changes, now, answers = _Changes(step), step.now, []
+    facts = read_facts(step, [lease for lease, _ in settlements])
+    for place, (lease, settlement) in enumerate(settlements):
+        fact = facts.get(number_of(lease))
+        answer = judge(fact, lease, now)
+        answers.append(answer)
+        if fact is None or answer is not Settled.OK:
+            continue
+        if type(settlement) is Ack:
+            changes.ack(fact, lease)
+            if settlement.result is not None:
+                changes.keep(lease.id, settlement.result)
+        else:
+            changes.add(fact, lease.id, settlement)
+        if lease.guards is not None:
+            changes.unguard(fact, lease.guards, lease.owner_token, settlement)
+        if type(settlement) is Move:
+            changes.moved.append((fact.seq, brought[place][0]))
+        else:
+            changes.new += brought.get(place, ())
+        # The next settlement of this message in the same call meets its new state.
+        facts[fact.seq] = None
+        if type(settlement) is Forfeit:
+            facts[fact.seq] = fact._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
     changes.write(caps)
     step.remember(call, "".join([_LETTERS[answer] for answer in answers]))
     return answers
@@ -126,35 +148,6 @@ def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
     if now.is_past(fact.boot, fact.deadline, fact.deadline_wall):
         return Settled.EXPIRED
     return Settled.OK if lease.owner_token == owner_token(fact.holder, fact.seq) else Settled.NOT_OWNER
-
-
-def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) -> list[Settled]:
-    now = changes.step.now
-    facts = read_facts(changes.step, [lease for lease, _ in settlements])
-    answers = []
-    for place, (lease, settlement) in enumerate(settlements):
-        fact = facts.get(number_of(lease))
-        answer = judge(fact, lease, now)
-        answers.append(answer)
-        if fact is None or answer is not Settled.OK:
-            continue
-        if type(settlement) is Ack:
-            changes.ack(fact, lease)
-            if settlement.result is not None:
-                changes.keep(lease.id, settlement.result)
-        else:
-            changes.add(fact, lease.id, settlement)
-        if lease.guards is not None:
-            changes.unguard(fact, lease.guards, lease.owner_token, settlement)
-        if type(settlement) is Move:
-            changes.moved.append((fact.seq, brought[place][0]))
-        else:
-            changes.new += brought.get(place, ())
-        # The next settlement of this message in the same call meets its new state.
-        facts[fact.seq] = None
-        if type(settlement) is Forfeit:
-            facts[fact.seq] = fact._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
-    return answers
 
 
 class _Changes(Struct):

@@ -240,7 +240,7 @@ class ChildProcesses:
         self._drain_soon()
 
     def _listen(self, channel: ChildChannel) -> None:
-        self.watch(channel.channel.fileno(), lambda: self._read_child(channel))
+        self.watch(channel.fileno(), lambda: self._read_child(channel))
 
     def _spawned(self, child: int, pid: int, fds: list[int]) -> list[ev.Event]:
         channel = self._channels.get(child)
@@ -290,10 +290,10 @@ class ChildProcesses:
                 events.append(_child_said(channel.child, frame))
                 results = []  # what comes after this is told after it
                 if channel.is_asking and not to_the_end:
-                    self.unwatch(channel.channel.fileno())
+                    self.unwatch(channel.fileno())
                     break
         except BrokenChannelError as error:
-            self.unwatch(channel.channel.fileno())
+            self.unwatch(channel.fileno())
             events.append(ev.ChildBroken(channel.child, str(error), error.closed))
         return events
 
@@ -319,7 +319,7 @@ class ChildProcesses:
 
     def forget(self, child: int) -> None:
         if channel := self._channels.pop(child, None):
-            self.unwatch(channel.channel.fileno())
+            self.unwatch(channel.fileno())
             self.unwatch(channel.pidfd)
             channel.close()
 

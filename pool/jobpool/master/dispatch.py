@@ -44,10 +44,12 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
         return
     if not ready:
         return
-    if misplaced := _misplaced(holding, ready[0].priority, bool(idle)):
+    first = ready[0].priority  # a socket may hold something less urgent; or more so, while another child is idle
+    misplaced = [s for s in holding if s.deliveries[-1].priority > first or (idle and s.deliveries[1].priority < first)]
+    if misplaced:
         actions += [act.TakeBack(slot) for slot in misplaced]
         return
-    if ready[0].priority == ready[-1].priority and all(s.deliveries[1].priority >= ready[0].priority for s in holding):
+    if first == ready[-1].priority and all(s.deliveries[1].priority >= first for s in holding):
         _hand_evenly(pool, busy, few, now, actions)
     else:  # the urgent ones wait for the next free child
         count = min(len(idle), len(ready))
@@ -58,18 +60,6 @@ def _few(pool: Pool, now: float) -> int:
     """Return how many children are to share what is ready; 0: all of them."""
     children = pool.lookahead.children(now)
     return int(children) if children < len(pool.slots.idle) + len(pool.slots.engaged) else 0
-
-
-def _misplaced(holding: Sequence[Slot], priority: int, anyone_idle: bool) -> list[Slot]:
-    """Return the slots whose sockets hold something less urgent than `priority`, the first of what is ready.
-
-    Or something more urgent, while another child is idle.
-    """
-    return [
-        slot
-        for slot in holding
-        if slot.deliveries[-1].priority > priority or (anyone_idle and slot.deliveries[1].priority < priority)
-    ]
 
 
 def _patience(few: int) -> float:

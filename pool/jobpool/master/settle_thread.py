@@ -215,7 +215,7 @@ class SettleThread(MasterThread):
         if self._until_empty and self._left <= 0:
             self._count_at = 0.0  # nothing may be left: the pool need not wait for the next turn to hear of it
         for queue in {d.lease.queue for d, s in batch if isinstance(s, Forfeit)}:
-            self._try(lambda queue=queue: self._reap(queue), REAP)  # type: ignore[misc]
+            self._try(partial(self._reap, queue), REAP)
 
     def _wait_out(self, batch: list[Work], error: BackendUnavailable | AccessRefused) -> bool:
         """Return whether it is over: too late, or what is refused is only what some of them bring along."""
