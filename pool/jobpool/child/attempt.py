@@ -59,7 +59,6 @@ class JobToRun(Struct):
     """The facts of a message that an attempt needs."""
 
     envelope: JobEnvelope  # decoded, its signature verified
-    queue: str  # where it was fetched from
     fence: int = 1  # the message's deliveries
     crashes: int = 0  # deliveries so far that ended with no verdict
     timeout: float = 0.0  # seconds; 0 = unlimited
@@ -142,7 +141,7 @@ class AttemptRunner:
         """
         name, started = job.envelope.job, monotonic()
         try:
-            handler = self._registry.resolve(name, job.queue)
+            handler = self._registry.resolve(name, job.envelope.queue)
             _ = handler.bound
         except UnknownHandler as error:
             return Attempt(ResultKind.UNKNOWN_HANDLER, error=str(error), handler=name, started=started)
@@ -169,7 +168,7 @@ class AttemptRunner:
         )
         masker = None  # nothing is kept
         if (handler.result_ttl or job.envelope.meta or self._result_ttls) and not handler.ack_in_transaction:
-            of_queue = self._result_ttls.get(job.queue)
+            of_queue = self._result_ttls.get(job.envelope.queue)
             if result_ttl_of(job.envelope.result_ttl, handler.result_ttl, of_queue) > 0:
                 masker = self._masker or _masker()
         attempt = self._call(handler, ctx, masker)

@@ -208,7 +208,7 @@ class Child:
         about = envelope.identifier, envelope.queue, envelope.job, attempts + 1, envelope.name or ""
         self._page.started(nonce, now, deadline, *about)
         self._title.busy(envelope.job, envelope.identifier)
-        job = JobToRun(envelope, envelope.queue, fence, crashes, timeout, ack=ack)
+        job = JobToRun(envelope, fence, crashes, timeout, ack=ack)
         attempt = self._runner.run(job, self._page.progress)
         if self._streams and (failure := flush(self._streams)) is not None:
             attempt.suspect = True  # its process holds the rest, and is replaced

@@ -165,7 +165,7 @@ class QueueWorker:
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """Run one attempt; return its outcome, and the lease as it was last renewed."""
-        job = _job_to_run(lease.envelope, lease.queue, handler, self._default_timeout, self._max_timeout)
+        job = _job_to_run(lease.envelope, handler, self._default_timeout, self._max_timeout)
         job.fence, job.crashes = lease.deliveries, lease.crashes
         job.max_retries = budget(lease, self._rules(handler), self._retry) - 1
         if handler is not None and handler.ack_in_transaction:
@@ -350,7 +350,7 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     body = encode(definition, identifier=ident, queue=queue, signer=EnvelopeSigner(), now=time.time())
     envelope = decode(body, attempts=0)  # the handler meets its payload as it would come off the wire
     handler = _find(registry, envelope.job, queue)
-    attempt = run_attempt(_job_to_run(envelope, queue, handler, default_timeout), registry)
+    attempt = run_attempt(_job_to_run(envelope, handler, default_timeout), registry)
     if attempt.kind is not ResultKind.SUCCEEDED:
         raise JobFailedError(envelope, queue, attempt.result)
     return attempt
@@ -369,10 +369,10 @@ def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None
 
 
 def _job_to_run(
-    envelope: JobEnvelope, queue: str, handler: AnyHandler | None, default_timeout: float, max_timeout: float = 0.0
+    envelope: JobEnvelope, handler: AnyHandler | None, default_timeout: float, max_timeout: float = 0.0
 ) -> JobToRun:
     timeout = timeout_of(envelope.timeout, handler.timeout if handler else None, default_timeout, max_timeout)
-    return JobToRun(envelope, queue, timeout=timeout)
+    return JobToRun(envelope, timeout=timeout)
 
 
 def _error(settlement: Settlement | Leave, outcome: Outcome, settled: Settled) -> str | None:

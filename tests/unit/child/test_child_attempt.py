@@ -35,7 +35,7 @@ from jobpool.message.signing import EnvelopeSigner
 def job(handler: str = "it", *, timeout: float = 0.0, **fields: Any) -> JobToRun:
     definition = JobDefinition(handler, **fields)
     body = encode(definition, identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
-    return JobToRun(decode(body, attempts=0), "default", timeout=timeout)
+    return JobToRun(decode(body, attempts=0), timeout=timeout)
 
 
 def attempt(function: Callable[..., Any], *, timeout: float = 0.0, **options: Any) -> Attempt:
