@@ -62,7 +62,7 @@ def _few(pool: Pool, now: float) -> int:
     return int(children) if children < len(pool.slots.idle) + len(pool.slots.engaged) else 0
 
 
-def _patience(few: int) -> float:
+def _steal_after(few: int) -> float:
     return STEAL_QUICK_AFTER_S if few else STEAL_AFTER_S
 
 
@@ -71,7 +71,7 @@ def _steal(holding: Sequence[Slot], few: int, idle: int, now: float, actions: li
 
     The most urgent first, and of those the child that has run its attempt for the longest.
     """
-    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _patience(few)]
+    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _steal_after(few)]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
     waiting = [slot.waiting for slot in able]
     for slot, most in zip(able, waiting if few else shares_to_steal(waiting, idle), strict=True):
@@ -102,7 +102,7 @@ def steal_due(pool: Pool, now: float) -> float:
         return math.inf
     busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
     heads = [max(slot.head_since, slot.looked_at) for slot in busy if slot.waiting]
-    return min(heads) + _patience(few) if heads else math.inf
+    return min(heads) + _steal_after(few) if heads else math.inf
 
 
 def rest(pool: Pool, now: float) -> float:
@@ -126,7 +126,7 @@ def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions
     `few`: how many children get any, those at work first; 0: all that can.
     """
     ready, idle = pool.ready, pool.slots.idle
-    begun_after = now - (_patience(few) if few else LONG_RUNNING_S)
+    begun_after = now - (_steal_after(few) if few else LONG_RUNNING_S)
     able = [s for s in busy if max(s.head_since, s.looked_at) > begun_after and not (s.retiring or s.full)]
     wakes = max(0, few - len(able)) if few else len(idle)
     able = [*islice(reversed(idle.values()), min(wakes, len(ready))), *able[: few or None]]

@@ -181,18 +181,20 @@ class Master:
                 self._perform_rare(action)
 
     def _hand(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
-        count = self.children.hand(slot, [(delivery.nonce, self._run(delivery)) for delivery in deliveries])
+        runs: list[tuple[int, bytes]] = []
+        for delivery in deliveries:
+            nonce, lease = delivery.nonce, delivery.lease
+            run = run_packet(nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+            if delivery.acks_itself:
+                run = with_ticket(run, orjson.dumps(self.backend.ticket(lease)))
+            runs.append((nonce, run))
+        count = self.children.hand(slot, runs)
         if count:
             # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
             slot.hand(deliveries[:count], now if slot.deliveries else time.monotonic())
         if count < len(deliveries):
             slot.full = True
             self.pool.put_back(deliveries[count:])
-
-    def _run(self, delivery: Delivery) -> bytes:
-        lease = delivery.lease
-        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
-        return with_ticket(run, orjson.dumps(self.backend.ticket(lease))) if delivery.acks_itself else run
 
     def _perform_rare(self, action: act.Action) -> None:
         match action:

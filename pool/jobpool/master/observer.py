@@ -89,7 +89,7 @@ class Observer:
         if slot.deliveries and slot.deliveries[0].nonce == event.started:
             # The attempt has no result of its own, but its record tells its run and its output all the same.
             head = slot.deliveries[0]
-            head.end(slot.head_since, max(0.0, now - slot.head_since), event.output, "")
+            head.began, head.ran, head.output = slot.head_since, max(0.0, now - slot.head_since), event.output
 
     def snapshot(self, pool: Pool) -> Snapshot:
         """Return all numbers of this moment. Only on the loop's thread."""

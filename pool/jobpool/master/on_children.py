@@ -185,7 +185,7 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
     if slot is None:
         return
     for result in event.results:
-        delivery = slot.answered(result.nonce, pool.now)
+        delivery = slot.finished(result.nonce, pool.now)
         if result.leaving:
             _child_leaves(pool, slot, result.leaving, delivery)
         if delivery is None:
@@ -193,7 +193,8 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
             continue
         count, busy = count + 1, busy + result.duration
         brief += min(result.duration, MAX_QUICK_S)
-        delivery.end(result.started, result.duration, result.output, result.error)
+        delivery.began, delivery.ran = result.started, result.duration
+        delivery.output, delivery.error = result.output, result.error
         if delivery.lost:
             continue
         if pool.never_started:

@@ -8,7 +8,6 @@ from typing import Any
 
 from jobpool.broker.values import Leases
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
-from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool, Stopping
@@ -333,10 +332,6 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
             pool.stop("the queues are empty")
 
 
-def _produced(pool: Pool, event: ev.Produced) -> None:
-    pool.replies.append((event.child, Reply(event.ids, event.kind, event.error, event.packed, event.batch)))
-
-
 ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.Leased: _leased,
     ev.BrokerSilent: _broker_silent,
@@ -350,5 +345,5 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.LeasesBroke: _leases_broke,
     ev.ReapDone: _reap_done,
     ev.Counted: _counted,
-    ev.Produced: _produced,
+    ev.Produced: lambda pool, event: pool.replies.append((event.child, event.reply)),
 }

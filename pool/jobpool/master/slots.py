@@ -125,7 +125,7 @@ class Slot:
         self.deliveries += deliveries
         self.emptied = False
 
-    def answered(self, nonce: int, now: float) -> Delivery | None:
+    def finished(self, nonce: int, now: float) -> Delivery | None:
         """Take the head off if it is attempt `nonce`; the next one starts now. None: not what runs here."""
         if not self.deliveries or self.deliveries[0].nonce != nonce:
             return None
@@ -250,7 +250,3 @@ class Delivery(Struct, eq=False):
     # the garbage collector would look through all of their results.
     output: str = ""
     error: str = ""
-
-    def end(self, began: float, ran: float, output: str, error: str) -> None:
-        """Note what its child said, or what is known without it."""
-        self.began, self.ran, self.output, self.error = began, ran, output, error
