@@ -11,7 +11,8 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, LostLease, Outcome, Rejected
 from jobpool.policy.inspection import Inspected
-from jobpool.policy.limits import QUEUE, Contentions, Limits, QueueLimits, contention_delay, guards_of, refusal
+from jobpool.policy.limits import QUEUE, Limits, QueueLimits, contention_delay, guards_of, refusal
+from jobpool.policy.retry import count_one_more
 
 Asked = list[tuple[Inspected, Guards]]
 
@@ -38,7 +39,7 @@ class Acquirer:
         self._scheme = backend.scheme
         self._limits = limits
         self._of: dict[str, QueueLimits] = {}
-        self._contentions = Contentions()
+        self._contended: dict[str, int] = {}  # by id: how often since it last got what it asked for
 
     def asks(self, queue: str, found: Iterable[Inspected]) -> Asked:
         """Return those that need guards, and which; give what cannot be asked for its outcome. No I/O."""
@@ -50,7 +51,7 @@ class Acquirer:
                 continue
             envelope = inspected.lease.envelope
             if free and envelope.idempotency_key is None and not envelope.meta:
-                continue  # nearly all messages: `guards_of` would say the same, at the cost of its calls
+                continue  # nearly all messages
             try:
                 if self._keys is None and (why := refusal(envelope, self._scheme)):
                     inspected.outcome = Rejected(why)
@@ -69,7 +70,7 @@ class Acquirer:
         """Note the answer: the guarded lease, or the outcome. False: the queue's own limit refused it."""
         lease = inspected.lease
         if begun:
-            self._contentions.forget(lease.id)
+            self._contended.pop(lease.id, None)
             inspected.lease = lease.guarded(guards)
             return True
         # An idempotency key may be called as the queue's own limit is: then only the message waits.
@@ -79,11 +80,11 @@ class Acquirer:
 
     def delay(self, lease: JobLease, after: float = 0.0) -> float:
         """Return the seconds for which a refused message waits: longer each time, and never less than a rate takes."""
-        return after + contention_delay(self._contentions.met(lease.id))
+        return after + contention_delay(count_one_more(self._contended, lease.id))
 
     def _refused(self, lease: JobLease, begun: Begun) -> Outcome:
         if begun.answer is Begin.DONE:
-            self._contentions.forget(lease.id)
+            self._contended.pop(lease.id, None)
             try:
                 return AlreadyDone(next_of(lease.envelope))
             except JobpoolError as error:

@@ -25,7 +25,7 @@ from jobpool.message.results import Kept, keep
 from jobpool.message.units import format_size
 from jobpool.policy.lookahead import MAX_QUICK_S
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
-from jobpool.policy.retry import remember
+from jobpool.policy.retry import count_one_more
 
 ORPHANED_LIMIT = 3
 """How many attempts of one message in a row die with their fork server until one that ran alone there is a crash."""
@@ -334,9 +334,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
     elif pool.is_stopping:
         outcome = ended.Stopped()
     else:
-        ident = delivery.lease.id
-        times = remember(pool.never_started, ident, pool.never_started.get(ident, 0) + 1)
-        outcome = ended.NeverStarted(times, death.to_text())
+        outcome = ended.NeverStarted(count_one_more(pool.never_started, delivery.lease.id), death.to_text())
     if started and isinstance(outcome, ended.Stopped):
         seconds = round(slot.killed_at - slot.head_since, 1)
         pool.note("warning", GIVEN_BACK[slot.ending], id=delivery.lease.id, handler=delivery.handler, seconds=seconds)
@@ -350,8 +348,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
 
 def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) -> Outcome:
     """Release it, for any child may have killed the fork server. A crash, if it ran there alone again and again."""
-    ident = delivery.lease.id
-    times = remember(pool.orphaned, ident, pool.orphaned.get(ident, 0) + 1)
+    times = count_one_more(pool.orphaned, delivery.lease.id)
     if slot.ending_text == ALONE and times >= ORPHANED_LIMIT and not pool.is_stopping:
         return ended.Crashed(death.to_text())
     if times == 1 or pool.is_stopping:

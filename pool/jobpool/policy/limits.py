@@ -20,7 +20,6 @@ from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Begin, Begun, Guards, Hold, Rate, check_keep, keyless
 from jobpool.message.names import LONGEST_NAME, check_queue, is_name
-from jobpool.policy.retry import remember
 
 QUEUE = "queue"  # the name under which a queue's own places and starts are counted
 JOB = "job:"  # before the name of a single-instance job
@@ -97,8 +96,6 @@ class Limits(Struct, frozen=True):
 
 def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
     """Return all that a delivery must be granted to run; None = nothing. Raises `MalformedEnvelope` for a bad key."""
-    if envelope.idempotency_key is None and not envelope.meta and not limits.holds and not limits.rates:
-        return None  # nearly all messages
     key, shared = _key(envelope), _shared_key(envelope)
     if key is None and shared is None and not (envelope.single_instance or limits.holds or limits.rates):
         return None
@@ -144,21 +141,6 @@ def _shared_key(envelope: JobEnvelope) -> str | None:
 def contention_delay(times: int, longest: float = MAX_CONTENTION_DELAY_S) -> float:
     """Draw the seconds after the `times`-th contention in a row: from 0 to the doubled edge, `longest` at most."""
     return random.uniform(0.0, min(longest, FIRST_CONTENTION_DELAY_S * 2.0 ** min(times - 1, 60)))
-
-
-class Contentions:
-    """The times that messages were met contended since they last got what they asked for. For one thread."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, int] = {}
-
-    def met(self, ident: str) -> int:
-        """Count one more; return how many that makes."""
-        return remember(self._times, ident, self._times.get(ident, 0) + 1)
-
-    def forget(self, ident: str) -> None:
-        """Note that the message got what it asked for, or is done."""
-        self._times.pop(ident, None)
 
 
 class LocalLimit:

@@ -189,8 +189,8 @@ def test_what_another_message_holds_makes_this_one_wait(desk: Desk, same: dict[s
     assert 0.0 < second.outcome.delay <= 1.0
 
 
-def test_a_message_that_is_contended_again_waits_longer(desk: Desk) -> None:
-    desk.run(ALONE)
+def test_a_message_that_is_contended_again_waits_longer_until_it_gets_what_it_asks_for(desk: Desk) -> None:
+    [first] = desk.run(ALONE)
     delays = []
     [waiting] = desk.run(ALONE)
     for _ in range(40):
@@ -199,6 +199,13 @@ def test_a_message_that_is_contended_again_waits_longer(desk: Desk) -> None:
         waiting.outcome = None
         desk.admit([waiting])
     assert 8.0 < max(delays) <= 30.0
+    desk.backend.settle_many([(first.lease, Release())])
+    waiting.outcome = None
+    assert outcomes(desk.admit([waiting])) == [None]
+    desk.backend.settle_many([(waiting.lease, Release())])
+    _, again = desk.run()
+    assert isinstance(again.outcome, Contended)
+    assert again.outcome.delay <= 1.0
 
 
 def test_a_key_called_as_the_queues_limit_is_holds_up_only_its_message(inbox: Inbox) -> None:
