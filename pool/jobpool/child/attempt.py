@@ -149,18 +149,18 @@ class AttemptRunner:
             return Attempt(ResultKind.NOT_ALLOWED, error=str(error), handler=name, started=started)
         except ConfigurationError as error:
             return Attempt(ResultKind.FAILED, error=str(error), handler=name, started=started)
-        notes = _Notes(progress, job.ack, self._enqueue_to, self._pid)
+        reporter = _Reporter(progress, job.ack, self._enqueue_to, self._pid)
         # In a context of its own: a context variable that hooks or the handler set is gone with the attempt.
-        return copy_context().run(self._run, handler, job, notes, started)
+        return copy_context().run(self._run, handler, job, reporter, started)
 
-    def _run(self, handler: AnyHandler, job: JobToRun, notes: _Notes, started: float) -> Attempt:
+    def _run(self, handler: AnyHandler, job: JobToRun, reporter: _Reporter, started: float) -> Attempt:
         started_at = time.time()
         self._capture.begin()
         self._alarm.arm(job.timeout)
         deadline = started + job.timeout if job.timeout > 0 else None
         ctx = JobContext(
             job.envelope,
-            notes,
+            reporter,
             fence=job.fence,
             crashes=job.crashes,
             max_retries=job.retries(handler),
@@ -177,7 +177,7 @@ class AttemptRunner:
         if self._cut and attempt.error:
             attempt.error += ending.cut_hint(attempt.error, self._cut)
         self._end(attempt, job)
-        if notes.left_open():
+        if reporter.left_open():
             attempt.left_open = True
             if attempt.kind is ResultKind.SUCCEEDED:
                 attempt.kind, attempt.error = ResultKind.FAILED, LEFT_OPEN
@@ -186,8 +186,8 @@ class AttemptRunner:
         if self._hooks is not None:
             self._after(partial(self._hooks.after_attempt, ctx), attempt, job, self._hooks)
             attempt.exception, attempt.hook_threads = None, self._hooks.threads
-        if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
-            attempt.follow_ups = notes.follow_ups
+        if attempt.kind is ResultKind.SUCCEEDED and reporter.follow_ups:
+            attempt.follow_ups = reporter.follow_ups
         return attempt
 
     def _call(self, handler: AnyHandler, ctx: JobContext, masker: Masker | None) -> Attempt:
@@ -248,7 +248,7 @@ def run_attempt(
         return AttemptRunner(registry, Alarm(kill_grace), capture, output_cap).run(job, progress)
 
 
-class _Notes:
+class _Reporter:
     """Progress and follow-ups that the handler reports through its context."""
 
     __slots__ = ("_ack", "_bytes", "_enqueue_to", "_pid", "_progress", "_still_open", "follow_ups")

@@ -267,11 +267,8 @@ class _Title:
 
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
     follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
-    times = attempt.started, attempt.duration
-    result = Result(nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving)
-    if attempt.kept:
-        result.kept = attempt.kept
-    return result.encode()
+    ran = attempt.kind, attempt.started, attempt.duration, attempt.output, attempt.error, attempt.after
+    return Result(nonce, *ran, follow_ups, leaving, attempt.kept).encode()
 
 
 def _write_lines_at_once() -> None:
