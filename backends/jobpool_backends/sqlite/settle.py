@@ -77,8 +77,9 @@ class Settler:
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         expires_at, length = self._database.clock.boot() + ttl, micros(ttl)
         with self._database.write() as step:
-            now, facts = step.now, read_facts(step, leases)
-            live = [bool(judge(facts.get(number_of(lease)), lease, now)) for lease in leases]
+            now, numbers = step.now, list(map(number_of, leases))
+            facts = read_facts(step, numbers)
+            live = [bool(judge(facts.get(seq), lease, now)) for seq, lease in zip(numbers, leases, strict=True)]
             deadlines = (now.boot, now.boottime + length, now.wall + length, length)
             step.connection.executemany(_RENEW, [(*deadlines, lease.token) for lease in compress(leases, live)])
         pairs = zip(leases, live, strict=True)
@@ -93,9 +94,10 @@ def settle_within(
     if known is not None:
         return [REPEATED[letter] for letter in known]
     changes, now, answers = _Changes(step), step.now, []
-    facts = read_facts(step, [lease for lease, _ in settlements])
+    numbers = [number_of(lease) for lease, _ in settlements]
+    facts = read_facts(step, numbers)
     for place, (lease, settlement) in enumerate(settlements):
-        fact = facts.get(number_of(lease))
+        fact = facts.get(numbers[place])
         answer = judge(fact, lease, now)
         answers.append(answer)
         if fact is None or answer is not Settled.OK:
@@ -136,9 +138,8 @@ class Fact(NamedTuple):
     batch: str | None
 
 
-def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
-    sequence = json.dumps([number_of(lease) for lease in leases])
-    return {row[0]: Fact._make(row) for row in step.execute(_READ, (sequence,))}
+def read_facts(step: Step, numbers: Sequence[int]) -> dict[int, Fact | None]:
+    return {row[0]: Fact._make(row) for row in step.execute(_READ, (json.dumps(numbers),))}
 
 
 def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
