@@ -21,7 +21,7 @@ from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.slots import Slot
 
-LONG_S = 0.0002  # of an attempt; right after a longer one the next answer is not there yet
+LONG_RUN_S = 0.0002  # of an attempt; right after a longer one the next answer is not there yet
 FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
 FRAMES_OF_THE_DEAD = 2048  # more than a dead child's channel holds, so that a result is found after any flood
 
@@ -279,7 +279,9 @@ class ChildProcesses:
                         events.append(ev.ChildResults(channel.child, results))
                     results.append(frame)
                     ended = frame.started + frame.duration
-                    is_last = not channel.handed or (frame.duration > LONG_S and time.monotonic() < ended + LONG_S)
+                    is_last = not channel.handed or (
+                        frame.duration > LONG_RUN_S and time.monotonic() < ended + LONG_RUN_S
+                    )
                     if is_last and not to_the_end:
                         break
                     continue
