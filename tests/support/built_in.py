@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
+from jobpool.child.attempt import JobToRun, run_attempt
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
@@ -30,7 +31,7 @@ def attempt(
     """One attempt, under the handlers of `registry` and these allowances."""
     rules = Allowances(**allowances) if allowances else None
     handlers = (registry or HandlerRegistry()).with_rules(rules)
-    return run_attempt(JobToRun(enveloped(handler, payload), "default", timeout=timeout), handlers, kill_grace=0.4)
+    return run_attempt(JobToRun(enveloped(handler, payload), timeout=timeout), handlers, kill_grace=0.4)
 
 
 def output(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:

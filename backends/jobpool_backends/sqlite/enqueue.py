@@ -60,10 +60,19 @@ def add(step: Step, messages: Sequence[NewMessage], brought: bool = False) -> di
 
 def insert(step: Step, messages: Sequence[NewMessage]) -> None:
     """Insert these, even if their ids are known."""
-    first, now = _next_seq(step), step.now.wall
-    rows = [_row(seq, message, now) for seq, message in enumerate(messages, first)]
+    now = step.now.wall
+    rows: list[Row] = []
+    endowed: list[Row] = []  # the few that bring a key, or a past
+    for seq, new in enumerate(messages, _next_seq(step)):
+        due = micros(new.due) if new.due is not None else now
+        state, available_at = (DELAYED, due) if due > now else (WAITING, now)
+        facts = new.id, new.given, new.queue, new.handler, new.priority
+        rows.append((seq, *facts, state, now, available_at, new.batch))
+        counters, texts = (new.attempts, new.crashes, new.deliveries), (new.last_error, new.cause)
+        if new.unique_key is not None or any(counters) or texts != (None, None):
+            last_crash = now if new.crashes else None  # crashes that come with it count from here on
+            endowed.append((new.unique_key, *counters, *texts, last_crash, seq))
     _put_in(step, _INSERT, rows, messages)
-    endowed = [_endowment(seq, message, now) for seq, message in enumerate(messages, first) if _is_endowed(message)]
     if endowed:
         step.connection.executemany(_ENDOW, endowed)
     step.frees_jobs = step.frees_jobs or bool(rows)
@@ -93,25 +102,6 @@ def _put_in(step: Step, sql: str, rows: list[Row], messages: Sequence[NewMessage
 def _next_seq(step: Step) -> int:
     row = step.connection.execute(_LAST_SEQ).fetchone()
     return row[0] + 1 if row else 1
-
-
-def _row(seq: int, message: NewMessage, now: int) -> Row:
-    due = micros(message.due) if message.due is not None else now
-    state, available_at = (DELAYED, due) if due > now else (WAITING, now)
-    facts = message.id, message.given, message.queue, message.handler, message.priority
-    return seq, *facts, state, now, available_at, message.batch
-
-
-def _is_endowed(message: NewMessage) -> bool:
-    """Return whether it brings what few messages have: a key, or a past."""
-    texts = (message.unique_key, message.last_error, message.cause)
-    return bool(message.deliveries or message.attempts or message.crashes) or texts != (None, None, None)
-
-
-def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | None, ...]:
-    counters = message.attempts, message.crashes, message.deliveries
-    last_crash = now if message.crashes else None  # crashes that come with it count from here on
-    return message.unique_key, *counters, message.last_error, message.cause, last_crash, seq
 
 
 def _leave_out_known(step: Step, messages: Iterable[New]) -> dict[str, New]:

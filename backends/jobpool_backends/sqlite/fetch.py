@@ -79,8 +79,11 @@ class Fetcher:
                 holder, _, sequence = known.partition(" ")
                 asked = (sequence, holder, step.now.boot, step.now.boottime)
                 return self._leases(queue, holder, step.execute(_STILL_HELD, asked).fetchall(), None)
-            holder = secrets.token_hex(8)
-            rows = _take(step, queue, limit, micros(ttl), holder)
+            promote(step, queue, DELAYED, WAITING)
+            holder, now, length = secrets.token_hex(8), step.now, micros(ttl)
+            taking = (holder, now.boot, now.boottime + length, now.wall + length, length, queue, limit)
+            rows = step.execute(_TAKE, taking).fetchall()
+            step.counts.move(queue, WAITING, LEASED, len(rows))
             if rows:
                 step.remember(call, f"{holder} {json.dumps([row[0] for row in rows])}")
                 self._sweeper.sweep(step)
@@ -123,12 +126,3 @@ def promote(step: Step, queue: str, before: int, after: int) -> None:
 def owner_token(holder: str, seq: int) -> str:
     """Return 32 hex characters: one random half for each fetch, and the message's number, so that no two are alike."""
     return f"{holder}{seq:016x}"
-
-
-def _take(step: Step, queue: str, limit: int, ttl: int, holder: str) -> list[tuple[Any, ...]]:
-    promote(step, queue, DELAYED, WAITING)
-    now = step.now
-    asked = (holder, now.boot, now.boottime + ttl, now.wall + ttl, ttl, queue, limit)
-    rows = step.execute(_TAKE, asked).fetchall()
-    step.counts.move(queue, WAITING, LEASED, len(rows))
-    return rows

@@ -100,7 +100,7 @@ class SqliteKeys(KeyStore):
 
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         with self._write() as step:
-            grants, facts = _Grants(step), read_facts(step, [lease for lease, _ in asked])
+            grants, facts = _Grants(step), read_facts(step, [number_of(lease) for lease, _ in asked])
             return [grants.begin(facts.get(number_of(lease)), lease, guards) for lease, guards in asked]
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:

@@ -77,8 +77,9 @@ class Settler:
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         expires_at, length = self._database.clock.boot() + ttl, micros(ttl)
         with self._database.write() as step:
-            now, facts = step.now, read_facts(step, leases)
-            live = [bool(judge(facts.get(number_of(lease)), lease, now)) for lease in leases]
+            now, numbers = step.now, list(map(number_of, leases))
+            facts = read_facts(step, numbers)
+            live = [bool(judge(facts.get(seq), lease, now)) for seq, lease in zip(numbers, leases, strict=True)]
             deadlines = (now.boot, now.boottime + length, now.wall + length, length)
             step.connection.executemany(_RENEW, [(*deadlines, lease.token) for lease in compress(leases, live)])
         pairs = zip(leases, live, strict=True)
@@ -92,48 +93,11 @@ def settle_within(
     known = step.recall(call)
     if known is not None:
         return [REPEATED[letter] for letter in known]
-    changes = _Changes(step)
-    answers = _judge_all(changes, settlements, brought)
-    changes.write(caps)
-    step.remember(call, "".join([_LETTERS[answer] for answer in answers]))
-    return answers
-
-
-class Fact(NamedTuple):
-    """A message when a call begins. Without a lease the columns of one are None, under a claim boot and deadline."""
-
-    seq: int
-    state: int
-    holder: str
-    boot: int
-    deadline: int
-    deadline_wall: int
-    given: int
-    queue: str
-    unique_key: str | None
-    batch: str | None
-
-
-def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
-    sequence = json.dumps([number_of(lease) for lease in leases])
-    return {row[0]: Fact._make(row) for row in step.execute(_READ, (sequence,))}
-
-
-def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
-    """Return whether this lease may settle, by the contract's order of refusals."""
-    if fact is None or fact.state != LEASED:
-        return Settled.NOT_IN_FLIGHT
-    if now.is_past(fact.boot, fact.deadline, fact.deadline_wall):
-        return Settled.EXPIRED
-    return Settled.OK if lease.owner_token == owner_token(fact.holder, fact.seq) else Settled.NOT_OWNER
-
-
-def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) -> list[Settled]:
-    now = changes.step.now
-    facts = read_facts(changes.step, [lease for lease, _ in settlements])
-    answers = []
+    changes, now, answers = _Changes(step), step.now, []
+    numbers = [number_of(lease) for lease, _ in settlements]
+    facts = read_facts(step, numbers)
     for place, (lease, settlement) in enumerate(settlements):
-        fact = facts.get(number_of(lease))
+        fact = facts.get(numbers[place])
         answer = judge(fact, lease, now)
         answers.append(answer)
         if fact is None or answer is not Settled.OK:
@@ -154,7 +118,37 @@ def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) ->
         facts[fact.seq] = None
         if type(settlement) is Forfeit:
             facts[fact.seq] = fact._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
+    changes.write(caps)
+    step.remember(call, "".join([_LETTERS[answer] for answer in answers]))
     return answers
+
+
+class Fact(NamedTuple):
+    """A message when a call begins. Without a lease the columns of one are None, under a claim boot and deadline."""
+
+    seq: int
+    state: int
+    holder: str
+    boot: int
+    deadline: int
+    deadline_wall: int
+    given: int
+    queue: str
+    unique_key: str | None
+    batch: str | None
+
+
+def read_facts(step: Step, numbers: Sequence[int]) -> dict[int, Fact | None]:
+    return {row[0]: Fact._make(row) for row in step.execute(_READ, (json.dumps(numbers),))}
+
+
+def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
+    """Return whether this lease may settle, by the contract's order of refusals."""
+    if fact is None or fact.state != LEASED:
+        return Settled.NOT_IN_FLIGHT
+    if now.is_past(fact.boot, fact.deadline, fact.deadline_wall):
+        return Settled.EXPIRED
+    return Settled.OK if lease.owner_token == owner_token(fact.holder, fact.seq) else Settled.NOT_OWNER
 
 
 class _Changes(Struct):

@@ -26,7 +26,7 @@ from jobpool.child.capture import Capture
 from jobpool.errors import FORKED, ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers import ending
 from jobpool.handlers import event_loop as loops
-from jobpool.handlers.ending import Ending
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
@@ -59,7 +59,6 @@ class JobToRun(Struct):
     """The facts of a message that an attempt needs."""
 
     envelope: JobEnvelope  # decoded, its signature verified
-    queue: str  # where it was fetched from
     fence: int = 1  # the message's deliveries
     crashes: int = 0  # deliveries so far that ended with no verdict
     timeout: float = 0.0  # seconds; 0 = unlimited
@@ -70,36 +69,6 @@ class JobToRun(Struct):
         """Return the value that applies, else the job's, else its handler's; None = the pool's policy decides."""
         asked = self.envelope.max_retries if self.max_retries is None else self.max_retries
         return handler.max_retries if asked is None else asked
-
-
-class Attempt(Struct):
-    """The end of an attempt."""
-
-    handler: str  # its name
-    kind: ResultKind
-    started: float  # CLOCK_MONOTONIC seconds; `duration` counts from here
-    duration: float = 0.0  # seconds, hooks included
-    output: str = ""  # captured text and return value, capped
-    error: str = ""  # traceback, stack or reason; "" on success
-    after: float = 0.0  # seconds that `Retry` or `Snooze` asked for
-    follow_ups: Sequence[JobDefinition] = ()  # from `ctx.enqueue`; empty unless it succeeded
-    started_at: float = 0.0  # Unix time
-    daemons: bool = False  # the handler may leave processes behind
-    left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
-    suspect: bool = False  # it failed in a way that may have spoilt its process
-    exception: BaseException | None = None  # until `after_attempt` hooks have seen it; a `KeyboardInterrupt` stays
-    kept: str = ""  # as `Ending.kept`
-    hook_threads: int = 0  # that app-wide hooks of this process have started, in this and earlier attempts
-
-    @property
-    def result(self) -> ExecutionResult:
-        """The result for hooks and histories."""
-        ended_at = self.started_at + self.duration
-        succeeded = self.kind is ResultKind.SUCCEEDED
-        error, kind = None if succeeded else self.error, self.kind.name.lower()
-        return ExecutionResult(
-            succeeded, self.output, error, self.started_at, ended_at, self.handler, kind, self.exception
-        )
 
 
 class SoftAlarm(Alarm):
@@ -143,7 +112,7 @@ class AttemptRunner:
     def __init__(
         self,
         registry: HandlerRegistry,
-        watch: Alarm,
+        alarm: Alarm,
         capture: Capture,
         output_cap: int = DEFAULT_CAP,
         more_output: Callable[[], str] = str,
@@ -155,7 +124,7 @@ class AttemptRunner:
         self._registry = registry
         self._cut = cut
         self._hooks = registry.hooks if registry.hooks or registry.hooks.death_handler else None
-        self._watch = watch
+        self._alarm = alarm
         self._capture = capture
         self._cap = output_cap
         self._more_output = more_output
@@ -163,51 +132,52 @@ class AttemptRunner:
         self._masker = masker
         self._result_ttls = result_ttls
         self._pid = os.getpid()
-        watch.on_fire = loops.stop
+        alarm.on_fire = loops.stop
 
     def run(self, job: JobToRun, progress: Progress | None = None) -> Attempt:
         """Run one attempt. Raises only what `more_output` raises. `progress` is called for every `ctx.progress`.
 
         Blocks until the handler is done, or as long as it resists `HardTimeout`.
         """
-        name = job.envelope.job
-        started = monotonic()
+        name, started = job.envelope.job, monotonic()
         try:
-            handler = self._registry.resolve(name, job.queue)
+            handler = self._registry.resolve(name, job.envelope.queue)
             _ = handler.bound
         except UnknownHandler as error:
-            return Attempt(name, ResultKind.UNKNOWN_HANDLER, started, error=str(error))
+            return Attempt(ResultKind.UNKNOWN_HANDLER, error=str(error), handler=name, started=started)
         except HandlerNotAllowed as error:
-            return Attempt(name, ResultKind.NOT_ALLOWED, started, error=str(error))
+            return Attempt(ResultKind.NOT_ALLOWED, error=str(error), handler=name, started=started)
         except ConfigurationError as error:
-            return Attempt(name, ResultKind.FAILED, started, error=str(error))
-        attempt = Attempt(name, ResultKind.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
+            return Attempt(ResultKind.FAILED, error=str(error), handler=name, started=started)
+        reporter = _Reporter(progress, job.ack, self._enqueue_to, self._pid)
         # In a context of its own: a context variable that hooks or the handler set is gone with the attempt.
-        copy_context().run(self._run, handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to, self._pid))
-        return attempt
+        return copy_context().run(self._run, handler, job, reporter, started)
 
-    def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
+    def _run(self, handler: AnyHandler, job: JobToRun, reporter: _Reporter, started: float) -> Attempt:
+        started_at = time.time()
         self._capture.begin()
-        self._watch.arm(job.timeout)
-        deadline = attempt.started + job.timeout if job.timeout > 0 else None
+        self._alarm.arm(job.timeout)
+        deadline = started + job.timeout if job.timeout > 0 else None
         ctx = JobContext(
             job.envelope,
-            notes,
+            reporter,
             fence=job.fence,
             crashes=job.crashes,
             max_retries=job.retries(handler),
             deadline=deadline,
         )
-        may_keep = handler.result_ttl or job.envelope.meta or self._result_ttls
-        end = self._call(handler, ctx, bool(may_keep) and self._keeps(handler, job))
-        attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error
-        attempt.after, attempt.suspect, attempt.exception = end.after, end.suspect, end.exception
-        if end.kept:
-            attempt.kept = end.kept
-        if self._cut and end.error:
-            attempt.error += ending.cut_hint(end.error, self._cut)
+        masker = None  # nothing is kept
+        if (handler.result_ttl or job.envelope.meta or self._result_ttls) and not handler.ack_in_transaction:
+            of_queue = self._result_ttls.get(job.envelope.queue)
+            if result_ttl_of(job.envelope.result_ttl, handler.result_ttl, of_queue) > 0:
+                masker = self._masker or _masker()
+        attempt = self._call(handler, ctx, masker)
+        attempt.handler, attempt.daemons = job.envelope.job, handler.allow_daemons
+        attempt.started, attempt.started_at = started, started_at
+        if self._cut and attempt.error:
+            attempt.error += ending.cut_hint(attempt.error, self._cut)
         self._end(attempt, job)
-        if notes.left_open():
+        if reporter.left_open():
             attempt.left_open = True
             if attempt.kind is ResultKind.SUCCEEDED:
                 attempt.kind, attempt.error = ResultKind.FAILED, LEFT_OPEN
@@ -218,22 +188,17 @@ class AttemptRunner:
             attempt.hook_threads = self._hooks.threads
             if not isinstance(attempt.exception, KeyboardInterrupt):
                 attempt.exception = None
-        if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
-            attempt.follow_ups = notes.follow_ups
+        if attempt.kind is ResultKind.SUCCEEDED and reporter.follow_ups:
+            attempt.follow_ups = reporter.follow_ups
+        return attempt
 
-    def _keeps(self, handler: AnyHandler, job: JobToRun) -> bool:
-        if handler.ack_in_transaction:
-            return False
-        return result_ttl_of(job.envelope.result_ttl, handler.result_ttl, self._result_ttls.get(job.queue)) > 0
-
-    def _call(self, handler: AnyHandler, ctx: JobContext, keeps: bool) -> Ending:
-        masker = (self._masker or _masker()) if keeps else None
-        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap, self._hooks, masker, self._pid))
+    def _call(self, handler: AnyHandler, ctx: JobContext, masker: Masker | None) -> Attempt:
+        attempt, raised = self._alarm.call(_user_code, (handler, ctx, self._cap, self._hooks, masker, self._pid))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
-            return Ending(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
-        return answer  # type: ignore[return-value]
+            return Attempt(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
+        return attempt  # type: ignore[return-value]
 
     def _end(self, attempt: Attempt, job: JobToRun) -> None:
         now = monotonic()
@@ -243,20 +208,20 @@ class AttemptRunner:
         hook = ""
         if self._hooks is not None:
             hook, self._hooks.running = self._hooks.running, ""
-        if self._watch.cancelled:
+        if self._alarm.cancelled:
             if attempt.kind is not ResultKind.CANCELLED:
                 attempt.kind = ResultKind.CANCELLED
-                attempt.error = ending.where_met("cancelled by a person", self._watch.stack, self._cap, hook)
-        elif attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
+                attempt.error = ending.where_met("cancelled by a person", self._alarm.stack, self._cap, hook)
+        elif attempt.kind is not ResultKind.TIMEOUT and self._alarm.expired(now):
             attempt.kind = ResultKind.TIMEOUT
             name = job.envelope.name or job.envelope.job
-            attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap, hook)
+            attempt.error = ending.timeout_text(name, job.timeout, self._alarm.stack, self._cap, hook)
 
     def _after(
         self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun, hooks: Hooks | None = None
     ) -> None:
         self._capture.begin()
-        self._watch.call(_after_run, (hook, attempt.result, hooks, self._pid))
+        self._alarm.call(_after_run, (hook, attempt.result, hooks, self._pid))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         self._end(attempt, job)
@@ -285,7 +250,7 @@ def run_attempt(
         return AttemptRunner(registry, Alarm(kill_grace), capture, output_cap).run(job, progress)
 
 
-class _Notes:
+class _Reporter:
     """Progress and follow-ups that the handler reports through its context."""
 
     __slots__ = ("_ack", "_bytes", "_enqueue_to", "_pid", "_progress", "_still_open", "follow_ups")
@@ -336,7 +301,7 @@ def _masker() -> Masker:
     return Masker()
 
 
-def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | None, int]) -> Ending:
+def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | None, int]) -> Attempt:
     """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
     handler, ctx, cap, hooks, masker, pid = task
     try:
@@ -347,11 +312,11 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
         value = handler.bound(ctx)
         go_on(ctx, value, ending.plain)
         if value is None and masker is None:
-            return ending.SUCCEEDED
+            return Attempt(ResultKind.SUCCEEDED)
         if isinstance(value, GeneratorType | AsyncGeneratorType):  # from a decorator's wrapper, which hid it until now
             raise ConfigurationError(f"handler {ctx.handler!r} {LAZY}")
         output, kept = ending.rendered(value, masker, cap)
-        return Ending(ResultKind.SUCCEEDED, output, kept)
+        return Attempt(ResultKind.SUCCEEDED, output, kept)
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         if isinstance(error, SystemExit) and os.getpid() != pid:
             _exit(error.code)

@@ -1,4 +1,4 @@
-"""A child's life: boot, then one attempt at a time, until the work ends or it is worn.
+"""A child's life: boot, then one attempt at a time, until the work ends or it is to be replaced.
 
 It decides nothing about a message. It reads `Run` frames from `work`, one when it is idle, and answers each with a
 `Result` on `channel`. Its first act on a frame is to write the attempt's nonce to its page of the scoreboard. So the
@@ -18,14 +18,15 @@ from time import monotonic
 
 from setproctitle import setproctitle
 
-from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck, own_ack
+from jobpool.child.attempt import AttemptRunner, JobToRun, OwnAck, own_ack
 from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.lines import Lines, leave_unconfigured, log_unconfigured
-from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
-from jobpool.child.restore import Tidy
+from jobpool.child.recycle import DESCRIPTORS, RecyclePolicy, SocketsLost
+from jobpool.child.restore import ProcessState
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import app
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc import packets
 from jobpool.ipc.alarm import Alarm
@@ -148,8 +149,8 @@ class Child:
         boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER_S * 1e6)))
         self._more_work = select.poll()
         self._more_work.register(boot.work, select.POLLIN)
-        self._tidy = Tidy(boot.trace_fd)
-        self._wear = Wear(boot)
+        self._state = ProcessState(boot.trace_fd)
+        self._recycling = RecyclePolicy(boot)
 
     def serve(self) -> int:
         """Tell the master, then take frame after frame. Raises `OSError` or `SocketsLost` without the master."""
@@ -202,15 +203,18 @@ class Child:
         try:
             envelope = decode_again(packet[RUN_HEAD.size :], attempts=attempts)
         except ValueError as error:
-            return self._answer(nonce, Attempt("", ResultKind.UNRECOVERABLE, now, error=str(error)))
+            return self._answer(nonce, Attempt(ResultKind.UNRECOVERABLE, error=str(error), started=now))
         deadline = now + timeout if timeout > 0 else 0.0
         about = envelope.identifier, envelope.queue, envelope.job, attempts + 1, envelope.name or ""
         self._page.started(nonce, now, deadline, *about)
         self._title.busy(envelope.job, envelope.identifier)
-        job = JobToRun(envelope, envelope.queue, fence, crashes, timeout, ack=ack)
+        job = JobToRun(envelope, fence, crashes, timeout, ack=ack)
         attempt = self._runner.run(job, self._page.progress)
         if self._streams and (failure := flush(self._streams)) is not None:
-            _not_written(attempt, failure)
+            attempt.suspect = True  # its process holds the rest, and is replaced
+            if attempt.kind is ResultKind.SUCCEEDED:
+                attempt.kind = ResultKind.FAILED
+                attempt.error = f"a file that the app's import opened cannot be written: {failure}"
         self._lines.end()
         self._title.in_series = attempt.duration < QUICK_S
         return self._answer(nonce, attempt)
@@ -218,15 +222,15 @@ class Child:
     def _answer(self, nonce: int, attempt: Attempt) -> str:
         try:
             failed = attempt.kind is not ResultKind.SUCCEEDED
-            spoilt = self._tidy.restore(attempt.started + attempt.duration, failed)
-            leaving = self._wear.reason(attempt) or spoilt
+            spoilt = self._state.restore(attempt.started + attempt.duration, failed)
+            leaving = self._recycling.reason(attempt) or spoilt
         except SocketsLost:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the handler has broken: its attempt has ended before
-            self._wear.check_sockets()
+            self._recycling.check_sockets()
             leaving = DESCRIPTORS if isinstance(error, OSError) else "its state cannot be put back"
         if leaving:
-            self._tidy.let_go()
+            self._state.let_go()
         self._send(nonce, attempt, leaving)
         self._page.finished(attempt.kind is ResultKind.SUCCEEDED, monotonic())
         return leaving
@@ -243,14 +247,6 @@ class Child:
             attempt.error = cap_text(attempt.error, DEFAULT_CAP)
             attempt.kept = attempt.kept and capped(attempt.kept.encode(), DEFAULT_CAP)
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
-
-
-def _not_written(attempt: Attempt, error: Exception) -> None:
-    """Fail an attempt whose output to a file cannot be written; its process holds the rest, and is replaced."""
-    attempt.suspect = True
-    if attempt.kind is ResultKind.SUCCEEDED:
-        attempt.kind = ResultKind.FAILED
-        attempt.error = f"a file that the app's import opened cannot be written: {error}"
 
 
 class _Title:
@@ -276,11 +272,8 @@ class _Title:
 
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
     follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
-    times = attempt.started, attempt.duration
-    result = Result(nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving)
-    if attempt.kept:
-        result.kept = attempt.kept
-    return result.encode()
+    ran = attempt.kind, attempt.started, attempt.duration, attempt.output, attempt.error, attempt.after
+    return Result(nonce, *ran, follow_ups, leaving, attempt.kept).encode()
 
 
 def _write_lines_at_once() -> None:

@@ -13,7 +13,7 @@ import socket
 import threading
 from time import monotonic
 
-from jobpool.child.attempt import Attempt
+from jobpool.handlers.ending import Attempt
 from jobpool.ipc import linux
 from jobpool.ipc.process_options import ChildBoot, ChildOptions
 from jobpool.message.outcome import ResultKind
@@ -36,8 +36,8 @@ class SocketsLost(Exception):
     """The handler has closed a socket to the master, or put another one in its place: nothing must be sent any more."""
 
 
-class Wear:
-    """The wear of a child, compared with its state when this was made: right before its first job."""
+class RecyclePolicy:
+    """The looks for such reasons. They compare the child with its state when this was made, before its first job."""
 
     def __init__(self, boot: ChildBoot) -> None:
         self._options = boot.options

@@ -42,7 +42,7 @@ _KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in ("TERM", "INT", "HUP", 
 _ALL = tuple(map(int, signal.valid_signals()))  # the others only at a costly look
 
 
-class Tidy:
+class ProcessState:
     """The state of this process when this was made, which `restore` brings back. Keeps four descriptors open.
 
     `trace_fd`: where the fault handler writes the stacks of crashes.

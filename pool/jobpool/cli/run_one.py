@@ -54,7 +54,7 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
     value = read_payload(payload, partial(registry.fits, handler))
     envelope = JobEnvelope(handler, value, queue, DEFAULT_PRIORITY, None, 0, None, secrets.token_hex(8))
     attempt = AttemptRunner(registry, SoftAlarm(), NoCapture()).run(
-        JobToRun(envelope, queue), progress=lambda fraction, text: note(f"{fraction:.0%} {text}")
+        JobToRun(envelope), progress=lambda fraction, text: note(f"{fraction:.0%} {text}")
     )
     for job in attempt.follow_ups:
         note(f"not enqueued: {job.handler} {job.payload}")

@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.packing import pack_all
 from jobpool.broker.values import Leases, check_ttl
-from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
+from jobpool.child.attempt import JobToRun, own_ack, run_attempt
 from jobpool.errors import BackendUnavailable, JobFailed, JobpoolError, Unsupported, check_seconds
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
@@ -147,7 +148,7 @@ class QueueWorker:
         if lease is None:
             return WorkerResult(Status.EMPTY)
         self._count(queue, ("fetched",))
-        inspected = self._inspector.inspect(lease, self._backend.time.guess)
+        inspected = Inspected(lease, self._inspector.inspect(lease, self._backend.time.guess))
         self._guard(inspected)
         lease, outcome, handler = inspected.lease, inspected.outcome, None
         if outcome is None:
@@ -166,7 +167,7 @@ class QueueWorker:
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """Run one attempt; return its outcome, and the lease as it was last renewed."""
-        job = _job_to_run(lease.envelope, lease.queue, handler, self._default_timeout, self._max_timeout)
+        job = _job_to_run(lease.envelope, handler, self._default_timeout, self._max_timeout)
         job.fence, job.crashes = lease.deliveries, lease.crashes
         job.max_retries = budget(lease, self._rules(handler), self._retry) - 1
         if handler is not None and handler.ack_in_transaction:
@@ -360,7 +361,7 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     body = encode(definition, identifier=ident, queue=queue, signer=EnvelopeSigner(), now=time.time())
     envelope = decode(body, attempts=0)  # the handler meets its payload as it would come off the wire
     handler = _find(registry, envelope.job, queue)
-    attempt = run_attempt(_job_to_run(envelope, queue, handler, default_timeout), registry)
+    attempt = run_attempt(_job_to_run(envelope, handler, default_timeout), registry)
     if attempt.kind is not ResultKind.SUCCEEDED:
         raise JobFailedError(envelope, queue, attempt.result)
     return attempt
@@ -379,10 +380,10 @@ def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None
 
 
 def _job_to_run(
-    envelope: JobEnvelope, queue: str, handler: AnyHandler | None, default_timeout: float, max_timeout: float = 0.0
+    envelope: JobEnvelope, handler: AnyHandler | None, default_timeout: float, max_timeout: float = 0.0
 ) -> JobToRun:
     timeout = timeout_of(envelope.timeout, handler.timeout if handler else None, default_timeout, max_timeout)
-    return JobToRun(envelope, queue, timeout=timeout)
+    return JobToRun(envelope, timeout=timeout)
 
 
 def _error(settlement: Settlement | Leave, outcome: Outcome, settled: Settled) -> str | None:

@@ -1,4 +1,4 @@
-"""The end of user code, as plain texts: its value and its output, or its error.
+"""The end of an attempt, in plain texts: its value and its output, or its error.
 
 Everything here may run code of the user's (an exception's `__str__`, a value's `__repr__`), so it is called under the
 alarm.
@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from traceback import StackSummary, TracebackException
 from types import TracebackType
@@ -18,13 +18,13 @@ from typing import Any
 
 import orjson
 from msgspec import Struct
-from msgspec.structs import replace
 
 import jobpool.errors
 from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_seconds
 from jobpool.message.capped_text import cap_text
+from jobpool.message.definition import JobDefinition
 from jobpool.message.masking import Masker
-from jobpool.message.outcome import ResultKind
+from jobpool.message.outcome import ExecutionResult, ResultKind
 from jobpool.message.payload import json_form
 from jobpool.message.printable import headline
 from jobpool.message.results import capped
@@ -45,22 +45,37 @@ _OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(er
 """Words of an error whose cause may be a descriptor that was cut off; SQLite says the second."""
 
 
-class Ending(Struct, frozen=True):
-    """The end of the handler."""
+class Attempt(Struct):
+    """The end of an attempt. Its runner fills in from `handler` on what user code cannot tell."""
 
     kind: ResultKind
-    output: str = ""
+    output: str = ""  # captured text and return value, capped
     kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
-    error: str = ""
+    error: str = ""  # traceback, stack or reason; "" on success
     after: float = 0.0  # seconds that `Retry` or `Snooze` asked for
     suspect: bool = False  # it failed in a way that may have spoilt its process
-    exception: BaseException | None = None  # only where hooks ask for it, or a `KeyboardInterrupt`
+    exception: BaseException | None = None  # until `after_attempt` hooks have seen it; a `KeyboardInterrupt` stays
+    handler: str = ""  # its name
+    started: float = 0.0  # CLOCK_MONOTONIC seconds; `duration` counts from here
+    duration: float = 0.0  # seconds, hooks included
+    follow_ups: Sequence[JobDefinition] = ()  # from `ctx.enqueue`; empty unless it succeeded
+    started_at: float = 0.0  # Unix time
+    daemons: bool = False  # the handler may leave processes behind
+    left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
+    hook_threads: int = 0  # that app-wide hooks of this process have started, in this and earlier attempts
+
+    @property
+    def result(self) -> ExecutionResult:
+        """The result for hooks and histories."""
+        ended_at = self.started_at + self.duration
+        succeeded = self.kind is ResultKind.SUCCEEDED
+        error, kind = None if succeeded else self.error, self.kind.name.lower()
+        return ExecutionResult(
+            succeeded, self.output, error, self.started_at, ended_at, self.handler, kind, self.exception
+        )
 
 
-SUCCEEDED = Ending(ResultKind.SUCCEEDED)
-
-
-def of_error(error: BaseException, cap: int) -> Ending:
+def of_error(error: BaseException, cap: int) -> Attempt:
     """Return the end of an attempt that raised this. `Unrecoverable` counts anywhere in the chain."""
     links = list(chain(error))
     kind, after, more = ResultKind.FAILED, 0.0, ""
@@ -78,7 +93,7 @@ def of_error(error: BaseException, cap: int) -> Ending:
     if more:
         text = cap_text(text + more, cap)
     interrupt = error if isinstance(error, KeyboardInterrupt) else None
-    return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)), exception=interrupt)
+    return Attempt(kind, error=text, after=after, suspect=any(map(is_suspect, links)), exception=interrupt)
 
 
 def _because(error: BaseException) -> str:
@@ -90,11 +105,13 @@ def _because(error: BaseException) -> str:
     return f" ({last.strip()})"
 
 
-def of_hook(error: BaseException, cap: int, hook: str) -> Ending:
+def of_hook(error: BaseException, cap: int, hook: str) -> Attempt:
     """Return the end of an attempt with app-wide hooks that raised this. `hook`: the one that did; "" = the handler."""
-    end = of_error(error, cap)
-    text = cap_text(hook_failed(hook, end.error), cap) if hook else end.error
-    return replace(end, error=text, exception=error)
+    attempt = of_error(error, cap)
+    attempt.exception = error
+    if hook:
+        attempt.error = cap_text(hook_failed(hook, attempt.error), cap)
+    return attempt
 
 
 def hook_failed(hook: str, error: str) -> str:

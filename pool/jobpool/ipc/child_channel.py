@@ -62,12 +62,12 @@ class ChildChannel:
         self.generation = generation
         self.pid = 0  # it is not known to be born yet
         self._work_in, self._work = packets.pair()
-        self.channel, self._far = packets.pair()
+        self._near, self._far = packets.pair()
         self._work.setblocking(False)
-        self.channel.setblocking(False)
+        self._near.setblocking(False)
         largest = MAX_ENQUEUED_BYTES + ESCAPED_FACTOR * 2 * max(output_cap, packets.INLINE_BYTES)
         self._longest = output_cap + MARKS_CHARS
-        self._reader = packets.Reader(self.channel, min(largest, packets.MAX_PACKET_BYTES))
+        self._reader = packets.Reader(self._near, min(largest, packets.MAX_PACKET_BYTES))
         self._output, self._output_in = _output_pipe()
         try:
             self._trace = _trace_file()
@@ -85,6 +85,10 @@ class ChildChannel:
         self.handed: deque[int] = deque()  # attempts that are neither answered nor taken back
         self._said = 0
         self._made_at = time.monotonic()
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when the child has said something, or is gone."""
+        return self._near.fileno()
 
     @property
     def fds(self) -> tuple[int, int, int, int]:
@@ -123,17 +127,17 @@ class ChildChannel:
         self.is_asking = False
         try:
             try:
-                packets.send(self.channel, reply.encode())
+                packets.send(self._near, reply.encode())
             except packets.PacketTooLarge as error:
                 why = f"the answer is too large, ask for fewer jobs at once: {error}"
-                packets.send(self.channel, Reply([], "InvalidJob", why).encode())
+                packets.send(self._near, Reply([], "InvalidJob", why).encode())
         except OSError:
             self._cut_off()  # or it would wait for this answer forever
 
     def _cut_off(self) -> None:
         """End the channel: what the child has sent is read still, and then it is killed as one that closed it."""
         with contextlib.suppress(OSError):
-            self.channel.shutdown(socket.SHUT_RDWR)
+            self._near.shutdown(socket.SHUT_RDWR)
 
     def take_back(self, most: int = MAX_FRAMES_AHEAD) -> frozenset[int]:
         """Return the nonces of the next frames that the child would read; it never will. Fewer than `most`: of all."""
@@ -177,15 +181,13 @@ class ChildChannel:
             self._check(type(frame))
         elif not self.handed or self.handed[0] != frame.nonce:
             raise BrokenChannelError("a child answered an attempt that it does not run")
-        elif len(packet) > self._longest and self._is_too_long(frame):
+        elif len(packet) > self._longest and any(
+            len(text) > self._longest for text in (frame.output, frame.error, frame.leaving, frame.kept)
+        ):
             raise BrokenChannelError("a child answered with a text far above its cap")
         else:
             self.handed.popleft()
         return frame
-
-    def _is_too_long(self, result: Result) -> bool:
-        texts = (result.output, result.error, result.leaving, result.kept)
-        return any(len(text) > self._longest for text in texts)
 
     def _check(self, kind: type[Frame]) -> None:
         """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""
@@ -278,7 +280,7 @@ class ChildChannel:
 
     def close(self) -> None:
         """Let everything go. Safe to call twice."""
-        for sock in (self._work_in, self._work, self.channel, self._far):
+        for sock in (self._work_in, self._work, self._near, self._far):
             sock.close()
         packets.close_all([self._trace, self._output, self._output_in, self.pidfd])
         self._trace = self._output = self._output_in = self.pidfd = -1

@@ -236,39 +236,29 @@ _TAGS = {kind: bytes([tag]) for tag, kind in _JSON_FRAMES.items()}
 def decode(packet: bytes) -> Frame:
     """Return the frame in one packet. Raises `BadFrame` if it is none of ours."""
     try:
-        return _decode(packet)
+        tag = packet[0]
+        if tag == 0x12:
+            _, nonce, kind, started, duration = RESULT_HEAD.unpack_from(packet)
+            if not (0.0 <= started < MAX_SECONDS and 0.0 <= duration < MAX_SECONDS):  # NaN is neither
+                raise BadFrame("a Result with impossible times")
+            if len(packet) == RESULT_HEAD.size:
+                return Result(nonce, _SUCCEEDED if kind == 0 else ResultKind(kind), started, duration)
+            tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
+            output, error, after, follow_ups, leaving, kept = tail
+            # Checked, because user code shares the process that sends this.
+            texts = type(output) is str is type(error) is type(leaving) is type(kept)
+            if not (texts and type(follow_ups) is list and type(after) in (int, float)):
+                raise BadFrame("a Result with fields of other types")
+            if not after >= 0.0:
+                raise BadFrame("a Result with an impossible delay")
+            return Result(nonce, ResultKind(kind), started, duration, output, error, after, follow_ups, leaving, kept)
+        if tag in (1, TICKETED):
+            ticket, run = split_ticket(packet) if tag == TICKETED else (b"", packet)
+            _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(run)
+            return Run(nonce, fence, attempts, crashes, timeout, run[RUN_HEAD.size :], ticket)
+        if tag == 0x10:
+            return Ready()
+        # Checked against the annotations, because user code shares the process that sends some of them.
+        return json.decode(memoryview(packet)[1:], type=_JSON_FRAMES[tag])  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError, IndexError, MsgspecError, RecursionError, struct.error) as error:
         raise BadFrame(f"a packet of {len(packet)} bytes is not a frame: {error}") from error
-
-
-def _decode(packet: bytes) -> Frame:
-    tag = packet[0]
-    if tag == 0x12:
-        _, nonce, kind, started, duration = RESULT_HEAD.unpack_from(packet)
-        if not (0.0 <= started < MAX_SECONDS and 0.0 <= duration < MAX_SECONDS):  # NaN is neither
-            raise BadFrame("a Result with impossible times")
-        if len(packet) == RESULT_HEAD.size:
-            return Result(nonce, _SUCCEEDED if kind == 0 else ResultKind(kind), started, duration)
-        tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
-        output, error, after, follow_ups, leaving, kept = tail
-        # Checked, because user code shares the process that sends this.
-        texts = type(output) is str is type(error) is type(leaving) is type(kept)
-        if not (texts and type(follow_ups) is list and type(after) in (int, float)):
-            raise BadFrame("a Result with fields of other types")
-        if not after >= 0.0:
-            raise BadFrame("a Result with an impossible delay")
-        return Result(nonce, ResultKind(kind), started, duration, output, error, after, follow_ups, leaving, kept)
-    if tag == 1:
-        return _decode_run(packet)
-    if tag == TICKETED:
-        ticket, packet = split_ticket(packet)
-        return _decode_run(packet, ticket)
-    if tag == 0x10:
-        return Ready()
-    # Checked against the annotations, because user code shares the process that sends some of them.
-    return json.decode(memoryview(packet)[1:], type=_JSON_FRAMES[tag])  # type: ignore[no-any-return]
-
-
-def _decode_run(packet: bytes, ticket: bytes = b"") -> Run:
-    _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
-    return Run(nonce, fence, attempts, crashes, timeout, packet[RUN_HEAD.size :], ticket)

@@ -69,8 +69,8 @@ class ChildPage:
         self._cancel.release()
 
 
-class Slot(ChildPage):
-    """One slot: its child's page, and beside it `master`, which the master writes."""
+class SlotPages(ChildPage):
+    """The pages of one slot: its child's page, and beside it `master`, which the master writes."""
 
     def __init__(self, page: memoryview, of_master: memoryview) -> None:
         super().__init__(page)
@@ -120,7 +120,7 @@ class Scoreboard:
             os.close(fd)
             raise
         self._view = memoryview(self._map)
-        self._pages: dict[int, Slot] = {}
+        self._pages: dict[int, SlotPages] = {}
         self.header = NamedPart(HEADER, self._page(0), HeaderView)
 
     @classmethod
@@ -144,13 +144,13 @@ class Scoreboard:
         """Open a board from outside, read-only: a write raises `TypeError`. Raises `ScoreboardError` or `OSError`."""
         return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), writable=False)
 
-    def slot(self, index: int) -> Slot:
-        """Return the page of slot `index`, 0 to `slots` - 1; `IndexError` elsewhere."""
+    def slot(self, index: int) -> SlotPages:
+        """Return the pages of slot `index`, 0 to `slots` - 1; `IndexError` elsewhere."""
         slot = self._pages.get(index)
         if slot is None:
             if not 0 <= index < self.slots:
                 raise IndexError(f"slot {index} of a scoreboard with {self.slots}")
-            slot = self._pages[index] = Slot(self._page(1 + index), self._page(1 + self.slots + index))
+            slot = self._pages[index] = SlotPages(self._page(1 + index), self._page(1 + self.slots + index))
         return slot
 
     def _page(self, number: int) -> memoryview:

@@ -14,7 +14,7 @@ from jobpool.master.scheduler import ON_SCHEDULERS
 from jobpool.master.serving import ON_SERVING
 from jobpool.master.state import Pool
 
-_COMMON = {ev.ChildResults, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
+_COMMON = {ev.ChildResults, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.LoopCall}
 _COMMON |= {ev.ChildSaid, ev.AppSaid, ev.NotBegun}
 """Events that come all the time and never call for another child."""
 
@@ -74,7 +74,7 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_CHILDREN,
     **ON_SCHEDULERS,
     **ON_SERVING,
-    ev.Asked: lambda pool, event: event.make(pool),
+    ev.LoopCall: lambda pool, event: event.make(pool),
     ev.Requested: lambda pool, event: pool.requests.append((event.request, event.answer)),
     ev.SignalCame: _signal,
     ev.ThreadDied: _thread_died,

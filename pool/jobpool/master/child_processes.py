@@ -21,7 +21,7 @@ from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.slots import Slot
 
-LONG_S = 0.0002  # of an attempt; right after a longer one the next answer is not there yet
+LONG_RUN_S = 0.0002  # of an attempt; right after a longer one the next answer is not there yet
 FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
 FRAMES_OF_THE_DEAD = 2048  # more than a dead child's channel holds, so that a result is found after any flood
 
@@ -240,7 +240,7 @@ class ChildProcesses:
         self._drain_soon()
 
     def _listen(self, channel: ChildChannel) -> None:
-        self.watch(channel.channel.fileno(), lambda: self._read_child(channel))
+        self.watch(channel.fileno(), lambda: self._read_child(channel))
 
     def _spawned(self, child: int, pid: int, fds: list[int]) -> list[ev.Event]:
         channel = self._channels.get(child)
@@ -278,7 +278,11 @@ class ChildProcesses:
                     if not results:
                         events.append(ev.ChildResults(channel.child, results))
                     results.append(frame)
-                    if not to_the_end and (not channel.handed or _is_fresh_and_long(frame)):
+                    ended = frame.started + frame.duration
+                    is_last = not channel.handed or (
+                        frame.duration > LONG_RUN_S and time.monotonic() < ended + LONG_RUN_S
+                    )
+                    if is_last and not to_the_end:
                         break
                     continue
                 if frame is None:
@@ -288,10 +292,10 @@ class ChildProcesses:
                 events.append(_child_said(channel.child, frame))
                 results = []  # what comes after this is told after it
                 if channel.is_asking and not to_the_end:
-                    self.unwatch(channel.channel.fileno())
+                    self.unwatch(channel.fileno())
                     break
         except BrokenChannelError as error:
-            self.unwatch(channel.channel.fileno())
+            self.unwatch(channel.fileno())
             events.append(ev.ChildBroken(channel.child, str(error), error.closed))
         return events
 
@@ -317,7 +321,7 @@ class ChildProcesses:
 
     def forget(self, child: int) -> None:
         if channel := self._channels.pop(child, None):
-            self.unwatch(channel.channel.fileno())
+            self.unwatch(channel.fileno())
             self.unwatch(channel.pidfd)
             channel.close()
 
@@ -333,7 +337,7 @@ class ChildProcesses:
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
         channel = self._channels.get(slot.child)
         nonces = channel.take_back(most) if channel else frozenset()
-        return ev.TookBack(slot.child, nonces, drained=len(nonces) < most)
+        return ev.TookBack(slot.child, nonces, emptied=len(nonces) < most)
 
     def steal(self, slot: Slot, most: int) -> ev.TookBack | ev.NotBegun:
         """Take back as `take_back` does, if the child has begun the head."""
@@ -398,10 +402,6 @@ def _await_end(server: ForkServerClient) -> None:
         server.kill()
         with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
             server.wait(END_LIMIT_S)
-
-
-def _is_fresh_and_long(result: Result) -> bool:
-    return result.duration > LONG_S and time.monotonic() < result.started + result.duration + LONG_S
 
 
 def _child_said(child: int, frame: Frame) -> ev.Event:

@@ -38,16 +38,18 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
     if not (ready or idle):
         return
     busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
-    holding = [slot for slot in busy if len(slot.deliveries) > 1 and not slot.drained]
+    holding = [slot for slot in busy if len(slot.deliveries) > 1 and not slot.emptied]
     few = _few(pool, now)
     if holding and idle and (few or not ready) and _steal(holding, few, len(idle), now, actions):
         return
     if not ready:
         return
-    if misplaced := _misplaced(holding, ready[0].priority, bool(idle)):
+    first = ready[0].priority  # a socket may hold something less urgent; or more so, while another child is idle
+    misplaced = [s for s in holding if s.deliveries[-1].priority > first or (idle and s.deliveries[1].priority < first)]
+    if misplaced:
         actions += [act.TakeBack(slot) for slot in misplaced]
         return
-    if ready[0].priority == ready[-1].priority and all(s.deliveries[1].priority >= ready[0].priority for s in holding):
+    if first == ready[-1].priority and all(s.deliveries[1].priority >= first for s in holding):
         _hand_evenly(pool, busy, few, now, actions)
     else:  # the urgent ones wait for the next free child
         count = min(len(idle), len(ready))
@@ -60,19 +62,7 @@ def _few(pool: Pool, now: float) -> int:
     return int(children) if children < len(pool.slots.idle) + len(pool.slots.engaged) else 0
 
 
-def _misplaced(holding: Sequence[Slot], priority: int, anyone_idle: bool) -> list[Slot]:
-    """Return the slots whose sockets hold something less urgent than `priority`, the first of what is ready.
-
-    Or something more urgent, while another child is idle.
-    """
-    return [
-        slot
-        for slot in holding
-        if slot.deliveries[-1].priority > priority or (anyone_idle and slot.deliveries[1].priority < priority)
-    ]
-
-
-def _patience(few: int) -> float:
+def _steal_after(few: int) -> float:
     return STEAL_QUICK_AFTER_S if few else STEAL_AFTER_S
 
 
@@ -81,17 +71,17 @@ def _steal(holding: Sequence[Slot], few: int, idle: int, now: float, actions: li
 
     The most urgent first, and of those the child that has run its attempt for the longest.
     """
-    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _patience(few)]
+    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _steal_after(few)]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
     waiting = [slot.waiting for slot in able]
-    for slot, most in zip(able, waiting if few else given_back(waiting, idle), strict=True):
+    for slot, most in zip(able, waiting if few else shares_to_steal(waiting, idle), strict=True):
         if most:
             how = act.Steal if now - slot.head_since < STEAL_ANYWAY_AFTER_S else act.TakeBack
             actions.append(how(slot, most))
     return bool(able)
 
 
-def given_back(waiting: Sequence[int], idle: int) -> list[int]:
+def shares_to_steal(waiting: Sequence[int], idle: int) -> list[int]:
     """Return how many messages of each socket go to `idle` children: an equal share for each child.
 
     `waiting`: how many each holds; the first give all they have. Each idle child gets one, as long as there is one.
@@ -110,8 +100,9 @@ def steal_due(pool: Pool, now: float) -> float:
     few = _few(pool, now)
     if pool.is_stopping or not pool.slots.idle or (pool.ready and not few):
         return math.inf
-    heads = [max(slot.head_since, slot.looked_at) for slot in pool.slots.engaged.values() if slot.is_holding]
-    return min(heads) + _patience(few) if heads else math.inf
+    busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
+    heads = [max(slot.head_since, slot.looked_at) for slot in busy if slot.waiting]
+    return min(heads) + _steal_after(few) if heads else math.inf
 
 
 def rest(pool: Pool, now: float) -> float:
@@ -135,7 +126,7 @@ def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions
     `few`: how many children get any, those at work first; 0: all that can.
     """
     ready, idle = pool.ready, pool.slots.idle
-    begun_after = now - (_patience(few) if few else LONG_RUNNING_S)
+    begun_after = now - (_steal_after(few) if few else LONG_RUNNING_S)
     able = [s for s in busy if max(s.head_since, s.looked_at) > begun_after and not (s.retiring or s.full)]
     wakes = max(0, few - len(able)) if few else len(idle)
     able = [*islice(reversed(idle.values()), min(wakes, len(ready))), *able[: few or None]]
@@ -213,7 +204,9 @@ class Batch:
         ]
         if not ahead or len(self._work) >= enough(ahead) or any(waited_for):
             self.due = now
-        elif held <= len(self._work) and any(_has_result(settlement) for _, settlement in self._work):
+        elif held <= len(self._work) and any(
+            type(settlement) is Ack and settlement.result is not None for _, settlement in self._work
+        ):
             self.due = now  # no other job can join them
         elif first:
             self.due = now + linger
@@ -222,7 +215,3 @@ class Batch:
         work, self._work = self._work, []
         self.due = math.inf
         return work
-
-
-def _has_result(settlement: Settlement) -> bool:
-    return type(settlement) is Ack and settlement.result is not None

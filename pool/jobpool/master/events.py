@@ -6,15 +6,14 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from jobpool.broker import control
 from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.ipc.frames import Ask, Exited, Loaded, Result, Said
+from jobpool.ipc.frames import Ask, Exited, Loaded, Reply, Result, Said
 from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery
-from jobpool.message.batches import BatchStatus
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.policy.inspection import Inspected
@@ -167,13 +166,9 @@ class ChildAsked(ChildEvent):
 
 
 class Produced(ChildEvent):
-    """A child's `Ask` was carried out: ids, messages or a batch, as it asked; or an error and its class's name."""
+    """A child's `Ask` was carried out, or refused."""
 
-    ids: list[str]
-    kind: str = ""
-    error: str = ""
-    packed: list[dict[str, Any]] = field(default_factory=list)
-    batch: BatchStatus | None = None
+    reply: Reply
 
 
 class ChildBroken(ChildEvent):
@@ -203,10 +198,10 @@ class ChildDied(ChildEvent):
 
 
 class TookBack(ChildEvent):
-    """Frames that the child had not read are the master's again; `drained`: they were the last."""
+    """Frames that the child had not read are the master's again; `emptied`: they were the last."""
 
     nonces: frozenset[int]
-    drained: bool = True
+    emptied: bool = True
 
 
 class NotBegun(ChildEvent):
@@ -220,7 +215,7 @@ class Sampled(Event):
     at: float
 
 
-class Asked(Event):
+class LoopCall(Event):
     """Another thread wants something made of the pool's state, on the loop's thread. Quick, and changes nothing."""
 
     make: Callable[[Any], object]

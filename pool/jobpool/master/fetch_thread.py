@@ -15,14 +15,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
 from jobpool.errors import OUTAGES
-from jobpool.master.acquire import RENEW, Acquirer, RetryingAcquirer
+from jobpool.master.acquire import Acquirer, Asked
 from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
 from jobpool.master.threads import BrokerRetry, MasterThread
+from jobpool.message.guards import Begun
 from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Contended, NotRun
 from jobpool.policy.breaker import Breakers, CircuitBreaker
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
 
@@ -35,7 +37,8 @@ look that finds nothing doubles it, up to `MAX_WAIT_S`: a limited job may run fo
 
 GLANCE_TIMEOUT_S = 0.001  # seconds: a look, not a wait
 FEW_QUEUES = 4  # that are tried one by one; of the next 8, 16, … the backend is asked which has something
-WAITING = "wait"  # kind of call, for `BrokerRetry`
+WAITING, RENEW, BEGIN = "wait", "renew", "begin"  # kinds of calls, for `BrokerRetry`
+KEY_STORE = "the broker's keys, which do not answer"  # in place of the name of what is held
 
 NO_LIMITS = Limits()
 
@@ -62,11 +65,7 @@ class FetchThread(MasterThread):
         self._ttl = ttl
         self._inspector = inspector
         self._limits = LocalLimits(limits)
-        self._breakers = Breakers(
-            breaker,
-            opened=lambda *what: inbox.put(BreakerOpened(*what)),
-            closed=lambda queue: inbox.put(BreakerClosed(queue)),
-        )
+        self._breakers = Breakers(breaker)
         self._turn = threading.Condition()
         self._paused: Collection[str] | None = ()
         self._want = 0
@@ -79,9 +78,7 @@ class FetchThread(MasterThread):
         self._asleep = False
         self._let_in = False  # a fetch was answered: a refusal tells of one queue, such as a reload's new one
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
-        self._acquirer = RetryingAcquirer(
-            backend, Acquirer(backend, limits), self._limits, ttl, self._broker_retry, self._breakers, self._halt
-        )
+        self._acquirer = Acquirer(backend, limits)
         self.answered_at = backend.clock.mono()
 
     def want(self, count: int) -> None:
@@ -98,9 +95,9 @@ class FetchThread(MasterThread):
         self._want = 0
         self._seen += count
 
-    def hold(self, mine: Mapping[str, int], given_back: Iterable[str]) -> None:
+    def hold(self, mine: Mapping[str, int], unused_starts: Iterable[str]) -> None:
         """Take in the guarded deliveries of each queue that the loop holds, and queues where starts were given back."""
-        if self._limits.hold(mine, given_back, self._clock.mono()):
+        if self._limits.hold(mine, unused_starts, self._clock.mono()):
             self._nudge()
 
     def answered(self, queues: Iterable[str]) -> None:
@@ -202,7 +199,7 @@ class FetchThread(MasterThread):
             leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
         except OUTAGES as error:
             self._unanswered[queue] = fetch_id  # under which it is made again
-            self._breakers.failed(queue, str(error), self._clock.mono())
+            self._note_failure(queue, error)
             self._broker_retry.failed(error, call, holding=self._let_in)
             return 0
         self._unanswered.pop(queue, None)
@@ -211,21 +208,93 @@ class FetchThread(MasterThread):
         self._broker_retry.over(call, WAITING, RENEW)
         if leases:
             return self._deliver(queue, leases, self.answered_at - asked_at, asked_at_boot)
-        self._breakers.succeeded(queue, self.answered_at)
+        self._note_success(queue)
         return 0
+
+    def _note_failure(self, queue: str, error: Exception, *, of_keys: bool = False) -> None:
+        if cooldown := self._breakers.failed(queue, self._clock.mono(), of_keys=of_keys):
+            self._inbox.put(BreakerOpened(queue, cooldown, str(error)))
+
+    def _note_success(self, queue: str) -> None:
+        if self._breakers.succeeded(queue, self.answered_at):
+            self._inbox.put(BreakerClosed(queue))
 
     def _deliver(self, queue: str, leases: list[JobLease], took: float, asked_at_boot: float) -> int:
         lasts = 0.0 if self._chosen_ttl else min(lease.expires_at for lease in leases) - asked_at_boot
-        in_time = self._acquirer.in_time(leases)
+        in_time = self._in_time(leases)
         inspect, now = self._inspector.inspect, self._backend.time.guess
-        found = [inspect(lease, now) for lease in in_time]
-        admitted, started, answered = self._acquirer.admit(
-            queue, found, lambda some: self._put(Leased(some, took, lasts=lasts))
-        )
-        if answered:
-            self._breakers.succeeded(queue, self.answered_at)
-        self._put(Leased(admitted, took, late=len(leases) - len(in_time), lasts=lasts))
-        return max(1, started)
+        found = [Inspected(lease, inspect(lease, now)) for lease in in_time]
+        return self._admit(queue, found, Leased([], took, late=len(leases) - len(in_time), lasts=lasts))
+
+    def _in_time(self, leases: list[JobLease]) -> list[JobLease]:
+        """Return those that may be begun. Not one that came so late that it has ended, unless the broker renews it."""
+        now = self._clock.boot()
+        if all(lease.expires_at > now for lease in leases):
+            return leases
+        try:
+            renewed = self._backend.renew_many(leases, self._ttl)
+        except OUTAGES as error:
+            self._broker_retry.failed(error, RENEW, holding=True)
+            renewed = list(leases)
+        now = self._clock.boot()
+        return [lease for lease in renewed if lease is not None and lease.expires_at > now]
+
+    def _admit(self, queue: str, found: list[Inspected], leased: Leased) -> int:
+        """Get those of `found` that need something what they need, or their outcomes; hand all to the loop.
+
+        Returns how many were not refused. If the broker is silent, those that need nothing do not wait for the others.
+        """
+        asked, total = self._acquirer.asks(queue, found), len(found)
+        answers = self._begin(queue, asked) if asked else []
+        if answers is None:
+            needy = {id(inspected) for inspected, _ in asked}
+            if plain := [inspected for inspected in found if id(inspected) not in needy]:
+                self._put(Leased(plain, leased.took, lasts=leased.lasts))
+            found, answers = [inspected for inspected, _ in asked], self._begin_again(queue, asked)
+        if answers is not None:
+            if asked:
+                self._conclude(queue, asked, answers)
+            self._note_success(queue)
+        leased.leases = found
+        self._put(leased)
+        return max(1, total - sum(inspected.outcome is not None for inspected, _ in asked))
+
+    def _begin(self, queue: str, asked: Asked) -> list[Begun] | None:
+        try:
+            answers = self._acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
+        except OUTAGES as error:
+            self._note_failure(queue, error, of_keys=True)
+            self._broker_retry.failed(error, BEGIN, holding=True)
+            return None
+        self._broker_retry.over(BEGIN)
+        return answers
+
+    def _begin_again(self, queue: str, asked: Asked) -> list[Begun] | None:
+        """Ask until there is an answer, which does no harm. None: all are given back.
+
+        That is at a stop, and when the queue's breaker has opened, for other queues wait meanwhile. Also when half of
+        a lease is over, for nobody renews these.
+        """
+        clock, halted = self._clock, self._halt.is_set
+        now = clock.boot()
+        give_up = now + (min(inspected.lease.expires_at for inspected, _ in asked) - now) / 2
+        while not (halted() or clock.boot() >= give_up or self._breakers.wait(queue, clock.mono())):
+            if (answers := self._begin(queue, asked)) is not None:
+                return answers
+        for inspected, guards in asked:  # it may have been granted: then the lease gives it back
+            lease = inspected.lease
+            inspected.lease = lease.guarded(guards)
+            inspected.outcome = NotRun() if halted() else Contended(self._acquirer.delay(lease), KEY_STORE)
+        return None
+
+    def _conclude(self, queue: str, asked: Asked, answers: list[Begun]) -> None:
+        """Note every answer, and for the queue's local limit how many may start."""
+        refused = None
+        for (inspected, guards), begun in zip(asked, answers, strict=True):
+            if not self._acquirer.conclude(inspected, guards, begun):
+                refused = refused or begun
+        granted = sum(inspected.outcome is None for inspected, _ in asked)
+        self._limits.begun(queue, granted, refused, self._clock.mono())
 
     def _put(self, leased: Leased) -> None:
         self._brought += leased.brought

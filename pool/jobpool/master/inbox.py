@@ -24,21 +24,21 @@ class Inbox:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events: deque[Event] = deque()
-        self._rung = False
+        self._woken = False
 
     def put(self, event: Event) -> None:
         self._events.append(event)
-        if not self._rung:
-            self._rung = True
+        if not self._woken:
+            self._woken = True
             os.eventfd_write(self.fd, 1)
 
     def take(self) -> list[Event]:
         """Return all events so far. Only the loop calls it."""
-        # In this order, or a wake-up is lost: silence the bell, lower the flag, take. An event that comes before the
-        # flag is down is taken now; one that comes after it rings again, for nothing at worst.
+        # In this order, or a wake-up is lost: read the eventfd, lower the flag, take. An event that comes before the
+        # flag is down is taken now; one that comes after it wakes again, for nothing at worst.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        self._rung = False
+        self._woken = False
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def wait(self, seconds: float) -> None:
@@ -52,7 +52,7 @@ class Inbox:
 
     def close(self) -> None:
         """Close it. A thread that comes later wakes nobody: the descriptor's number may be another file's by then."""
-        self._rung = True
+        self._woken = True
         os.close(self.fd)
 
 

@@ -166,15 +166,9 @@ class Master:
             due = min(due, self._stacks_due)
         if self._stack_asks:
             due = min(due, now + STACK_WAIT_S)
-        if self.pool.is_stopping:
-            due = min(due, now + self._last_look())
+        if self.pool.is_stopping:  # the fetch thread ends without an event
+            due = min(due, now + (LAST_LOOK_S if self._leases else 0.0 if self.pool.finished else PUBLISH_EVERY_S))
         return min(due, self._batch.due)
-
-    def _last_look(self) -> float:
-        """Return for how many seconds a stopping pool may sleep: the fetch thread ends without an event."""
-        if self._leases:
-            return LAST_LOOK_S
-        return 0.0 if self.pool.finished else PUBLISH_EVERY_S
 
     def _perform(self, actions: list[act.Action], now: float) -> None:
         for action in actions:
@@ -187,18 +181,20 @@ class Master:
                 self._perform_rare(action)
 
     def _hand(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
-        count = self.children.hand(slot, [(delivery.nonce, self._run(delivery)) for delivery in deliveries])
+        runs: list[tuple[int, bytes]] = []
+        for delivery in deliveries:
+            nonce, lease = delivery.nonce, delivery.lease
+            run = run_packet(nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+            if delivery.acks_itself:
+                run = with_ticket(run, orjson.dumps(self.backend.ticket(lease)))
+            runs.append((nonce, run))
+        count = self.children.hand(slot, runs)
         if count:
             # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
             slot.hand(deliveries[:count], now if slot.deliveries else time.monotonic())
         if count < len(deliveries):
             slot.full = True
             self.pool.put_back(deliveries[count:])
-
-    def _run(self, delivery: Delivery) -> bytes:
-        lease = delivery.lease
-        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
-        return with_ticket(run, orjson.dumps(self.backend.ticket(lease))) if delivery.acks_itself else run
 
     def _perform_rare(self, action: act.Action) -> None:
         match action:
@@ -343,8 +339,8 @@ class Master:
             fetch_thread.stop()
             return
         if pool.limited:
-            fetch_thread.hold(pool.places(), pool.given_back)
-            pool.given_back.clear()
+            fetch_thread.hold(pool.places(), pool.unused_starts)
+            pool.unused_starts.clear()
         fetch_thread.want(worth_fetching(pool, now))
 
     def _publish(self, now: float) -> None:

@@ -26,7 +26,7 @@ from jobpool.message.death import cause_headline
 from jobpool.message.outcome import EndReason, Rejected, Snoozed
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.policy.outcomes import signal_name, status_of
-from jobpool.telemetry.history.row import UNNAMED, Attempt
+from jobpool.telemetry.history.row import UNNAMED, AttemptRow
 from jobpool.telemetry.history.writer import Feed
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.memory import Snapshot, try_count
@@ -89,7 +89,7 @@ class Observer:
         if slot.deliveries and slot.deliveries[0].nonce == event.started:
             # The attempt has no result of its own, but its record tells its run and its output all the same.
             head = slot.deliveries[0]
-            head.end(slot.head_since, max(0.0, now - slot.head_since), event.output, "")
+            head.began, head.ran, head.output = slot.head_since, max(0.0, now - slot.head_since), event.output
 
     def snapshot(self, pool: Pool) -> Snapshot:
         """Return all numbers of this moment. Only on the loop's thread."""
@@ -148,7 +148,7 @@ def name_of(delivery: Delivery) -> str:
     return delivery.lease.envelope.name or delivery.lease.envelope.job
 
 
-def attempt_of(recorded: Recorded) -> Attempt:
+def attempt_of(recorded: Recorded) -> AttemptRow:
     delivery, settlement = recorded.delivery, recorded.settlement
     lease, outcome = delivery.lease, delivery.outcome
     assert outcome is not None
@@ -157,7 +157,7 @@ def attempt_of(recorded: Recorded) -> Attempt:
     told = settlement.error if isinstance(settlement, Nack | Abandon | Move) else None
     with contextlib.suppress(MalformedEnvelope):  # rejected for just that
         job, payload = lease.envelope.job, lease.envelope.full_payload
-    return Attempt(
+    return AttemptRow(
         name=name_of(delivery),
         job=job,
         id=lease.id,

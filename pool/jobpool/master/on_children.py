@@ -27,7 +27,7 @@ from jobpool.message.results import Kept, keep
 from jobpool.message.units import format_size
 from jobpool.policy.lookahead import MAX_QUICK_S
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
-from jobpool.policy.retry import remember
+from jobpool.policy.retry import count_one_more
 
 ORPHANED_LIMIT = 3
 """How many attempts of one message in a row die with their fork server until one that ran alone there is a crash."""
@@ -183,35 +183,34 @@ def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
 
 
 def _child_results(pool: Pool, event: ev.ChildResults) -> None:
-    slot, ended, busy, brief = pool.slots.by_child(event.child), 0, 0.0, 0.0
+    slot, count, busy, brief = pool.slots.by_child(event.child), 0, 0.0, 0.0
     if slot is None:
         return
     for result in event.results:
-        delivery = slot.answered(result.nonce, pool.now)
+        delivery = slot.finished(result.nonce, pool.now)
         if result.leaving:
             _child_leaves(pool, slot, result.leaving, delivery)
         if delivery is None:
             pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
             continue
-        ended, busy = ended + 1, busy + result.duration
+        count, busy = count + 1, busy + result.duration
         brief += min(result.duration, MAX_QUICK_S)
-        delivery.end(result.started, result.duration, result.output, result.error)
+        delivery.began, delivery.ran = result.started, result.duration
+        delivery.output, delivery.error = result.output, result.error
         if delivery.lost:
             continue
         if pool.never_started:
             pool.never_started.pop(delivery.lease.id, None)
         if pool.orphaned:
             pool.orphaned.pop(delivery.lease.id, None)
-        if (
-            result.kind is ResultKind.CANCELLED and not delivery.cancelled
-        ):  # its page is full of rubbish; the alarm fired
+        if result.kind is ResultKind.CANCELLED and not delivery.cancelled:  # rubbish on its page; the alarm fired
             result = replace(result, kind=ResultKind.TIMEOUT)
         kept = _to_keep(pool, delivery, result.kept) if result.kept else None
         plain = result.kind is ResultKind.SUCCEEDED and not (result.follow_ups or kept)
         outcome = SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result, kept)
         pool.outcomes.append((delivery, outcome))
-    if ended:
-        pool.lookahead.finished(ended, pool.now, busy, brief)
+    if count:
+        pool.lookahead.finished(count, pool.now, busy, brief)
 
 
 def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> None:
@@ -345,9 +344,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
     elif pool.is_stopping:
         outcome = ended.Stopped()
     else:
-        ident = delivery.lease.id
-        times = remember(pool.never_started, ident, pool.never_started.get(ident, 0) + 1)
-        outcome = ended.NeverStarted(times, death.to_text())
+        outcome = ended.NeverStarted(count_one_more(pool.never_started, delivery.lease.id), death.to_text())
     if started and isinstance(outcome, ended.Stopped):
         seconds = round(slot.killed_at - slot.head_since, 1)
         pool.note("warning", GIVEN_BACK[slot.ending], id=delivery.lease.id, handler=delivery.handler, seconds=seconds)
@@ -361,8 +358,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
 
 def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) -> Outcome:
     """Release it, for any child may have killed the fork server. A crash, if it ran there alone again and again."""
-    ident = delivery.lease.id
-    times = remember(pool.orphaned, ident, pool.orphaned.get(ident, 0) + 1)
+    times = count_one_more(pool.orphaned, delivery.lease.id)
     if slot.ending_text == ALONE and times >= ORPHANED_LIMIT and not pool.is_stopping:
         return ended.Crashed(death.to_text())
     if times == 1 or pool.is_stopping:
@@ -372,7 +368,7 @@ def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) 
 
 def _took_back(pool: Pool, event: ev.TookBack) -> None:
     if slot := pool.slots.by_child(event.child):
-        slot.drained = event.drained
+        slot.emptied = event.emptied
         pool.put_back(slot.take_back(set(event.nonces), pool.now))
 
 

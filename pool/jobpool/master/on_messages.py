@@ -8,7 +8,6 @@ from typing import Any
 
 from jobpool.broker.values import Leases
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
-from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool, Stopping
@@ -39,7 +38,7 @@ MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are sho
 MORE = "`jobpool inspect {}` shows all of the error"
 MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
-OUTAGES: dict[type[JobpoolError], str] = {
+OUTAGE_TEXTS: dict[type[JobpoolError], str] = {
     BackendUnavailable: "the broker does not answer; trying again until it does",
     WriteRefused: "the broker refuses to write; trying again until it does not",
     AccessRefused: "the broker refuses this pool; trying again until that is mended",
@@ -124,7 +123,7 @@ def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
     _note_refusal(pool)
     if event.kind not in pool.outages_told:
         pool.outages_told.add(event.kind)
-        pool.note("error", OUTAGES.get(event.kind, OUTAGES[BackendUnavailable]), error=event.error)
+        pool.note("error", OUTAGE_TEXTS.get(event.kind, OUTAGE_TEXTS[BackendUnavailable]), error=event.error)
 
 
 def _broker_answered(pool: Pool, event: ev.BrokerAnswered) -> None:
@@ -197,7 +196,10 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
         about = {"id": lease.id, "queue": lease.queue, "answer": answer.value}
         pool.note("warning", "a settlement was refused", **about, why=NOT_OURS)
     elif isinstance(settlement, Nack):
-        _note_retry(pool, delivery, settlement)
+        fields = {"attempt": lease.attempts + 1, "again_in": format_duration(settlement.delay)}
+        pool.note(
+            "warning", "job failed, is tried again", **_about(delivery), **fields, error=headline(settlement.error)
+        )
     elif isinstance(settlement, Abandon):
         _note_dead(pool, delivery, settlement)
     elif isinstance(settlement, Move):
@@ -210,7 +212,7 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
         what = "job skipped, as one with its key has succeeded"
         pool.note("debug", what, id=delivery.lease.id, handler=told.job, key=told.idempotency_key)
     if isinstance(settlement, Release) and pool.limited and not settlement.begun and lease.guards is not None:
-        pool.given_back.add(lease.queue)
+        pool.unused_starts.add(lease.queue)
 
 
 def _note_success(pool: Pool, delivery: Delivery) -> None:
@@ -224,12 +226,6 @@ def _note_success(pool: Pool, delivery: Delivery) -> None:
     what = "job succeeded" if pool.tells_each else "first job succeeded"
     fields = {"seconds": float(f"{delivery.ran or 0.0:.2g}"), "output": shown, "more": more}
     pool.note(level, what, **_about(delivery), **fields)
-
-
-def _note_retry(pool: Pool, delivery: Delivery, settlement: Nack) -> None:
-    attempt, pause = delivery.lease.attempts + 1, format_duration(settlement.delay)
-    fields = {"attempt": attempt, "again_in": pause, "error": headline(settlement.error)}
-    pool.note("warning", "job failed, is tried again", **_about(delivery), **fields)
 
 
 def _note_release(pool: Pool, delivery: Delivery, settlement: Release) -> None:
@@ -336,10 +332,6 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
             pool.stop("the queues are empty")
 
 
-def _produced(pool: Pool, event: ev.Produced) -> None:
-    pool.replies.append((event.child, Reply(event.ids, event.kind, event.error, event.packed, event.batch)))
-
-
 ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.Leased: _leased,
     ev.BrokerSilent: _broker_silent,
@@ -353,5 +345,5 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.LeasesBroke: _leases_broke,
     ev.ReapDone: _reap_done,
     ev.Counted: _counted,
-    ev.Produced: _produced,
+    ev.Produced: lambda pool, event: pool.replies.append((event.child, event.reply)),
 }

@@ -50,7 +50,7 @@ class Planner:
         """Return what is to be done first, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
         pool.now, pool.boot_ahead = now, now_boot - now
         actions: list[act.Action] = []
-        self._settle(pool, now_boot, actions)
+        self._decide(pool, now_boot, actions)
         _talk(pool, actions)
         if pool.requests:
             answer_requests(pool, now, actions)
@@ -64,7 +64,7 @@ class Planner:
             if pool.changed:
                 _keep(pool, now, actions)  # before the hand-out: a child that is told to leave gets nothing
             dispatch(pool, now, actions)
-        self._settle(pool, now_boot, actions)
+        self._decide(pool, now_boot, actions)
         return actions
 
     def upkeep(self, pool: Pool, now: float, now_boot: float) -> list[act.Action]:
@@ -76,10 +76,10 @@ class Planner:
             watch_servers(pool, now, actions)
             check_deadlines(pool, now, actions)
             pool.checked_at = now
-            self._settle(pool, now_boot, actions)
+            self._decide(pool, now_boot, actions)
         return actions
 
-    def _settle(self, pool: Pool, now_boot: float, actions: list[act.Action]) -> None:
+    def _decide(self, pool: Pool, now_boot: float, actions: list[act.Action]) -> None:
         """Decide what each outcome means. Forget a message that may not be settled: its lease runs out."""
         if pool.generation != self._generation:  # with other handlers
             self._generation = pool.generation

@@ -130,19 +130,19 @@ def _run(
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
     inbox = Inbox()
-    watched = make_telemetry(settings, backend, board, inbox, __version__, collector)
+    telemetry = make_telemetry(settings, backend, board, inbox, __version__, collector)
     children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(backend), begun)
     try:
         signals.install()
         children.watch(signals.fileno(), signals.read)
-        master = _master(settings, pool, backend, signer, board, children, inbox, watched, neighbourhood)
+        master = _master(settings, pool, backend, signer, board, children, inbox, telemetry, neighbourhood)
         if on_start:
             on_start(board)
         with _rare_collections(), _hearing_requests(settings, children):
             status = master.run()
     finally:
-        if watched is not None:
-            watched.close()
+        if telemetry is not None:
+            telemetry.close()
         signals.close()
         inbox.close()
     if pool.fatal:
@@ -207,7 +207,7 @@ def _master(
     board: Scoreboard,
     children: ChildProcesses,
     inbox: Inbox,
-    watched: Telemetry | None,
+    telemetry: Telemetry | None,
     neighbourhood: Neighbourhood,
 ) -> Master:
     count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
@@ -233,7 +233,7 @@ def _master(
         settle_thread=settle_thread,
         publisher=_publisher(settings, board, settle_thread.reap_every),
         serves=partial(_tell_queues, settings, board, neighbourhood),
-        telemetry=watched,
+        telemetry=telemetry,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
         version=__version__,
     )

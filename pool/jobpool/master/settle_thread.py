@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, ReapPolicy
 from jobpool.errors import OUTAGES, AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
-from jobpool.ipc.frames import Ask
+from jobpool.ipc.frames import Ask, Reply
 from jobpool.master.dead_letter_jobs import DeadLetterJobs
 from jobpool.master.events import Answered, Counted, Event, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
@@ -215,7 +215,7 @@ class SettleThread(MasterThread):
         if self._until_empty and self._left <= 0:
             self._count_at = 0.0  # nothing may be left: the pool need not wait for the next turn to hear of it
         for queue in {d.lease.queue for d, s in batch if isinstance(s, Forfeit)}:
-            self._try(lambda queue=queue: self._reap(queue), REAP)  # type: ignore[misc]
+            self._try(partial(self._reap, queue), REAP)
 
     def _wait_out(self, batch: list[Work], error: BackendUnavailable | AccessRefused) -> bool:
         """Return whether it is over: too late, or what is refused is only what some of them bring along."""
@@ -402,10 +402,10 @@ def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
     try:
         definitions = [JobDefinition.from_dict(item) for item in ask.definitions]
         if ask.batch is not None:
-            return Produced(child, [], batch=backend.call_batch(ask.batch, definitions, cancel_wait=0.0))
+            return Produced(child, Reply([], batch=backend.call_batch(ask.batch, definitions, cancel_wait=0.0)))
         if not ask.pack:
-            return Produced(child, backend.enqueue_many(definitions))
+            return Produced(child, Reply(backend.enqueue_many(definitions)))
         packed = [backend.pack(definition) for definition in definitions]
-        return Produced(child, [message.id for message in packed], packed=[m.to_dict() for m in packed])
+        return Produced(child, Reply([message.id for message in packed], packed=[m.to_dict() for m in packed]))
     except (JobpoolError, TypeError, KeyError, ValueError) as error:
-        return Produced(child, [], type(error).__name__, str(error))
+        return Produced(child, Reply([], type(error).__name__, str(error)))

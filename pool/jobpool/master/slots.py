@@ -69,7 +69,7 @@ class Slot:
     sampled_at: float = 0.0
     last_death: str = ""
     full: bool = False
-    drained: bool = False
+    emptied: bool = False
     """Its socket was seen empty, and nothing was handed to it since: all its deliveries have begun, or will."""
     broken_at: float = 0.0
     dead_at: float = 0.0
@@ -123,9 +123,9 @@ class Slot:
         for delivery in deliveries:
             delivery.slot = self.index
         self.deliveries += deliveries
-        self.drained = False
+        self.emptied = False
 
-    def answered(self, nonce: int, now: float) -> Delivery | None:
+    def finished(self, nonce: int, now: float) -> Delivery | None:
         """Take the head off if it is attempt `nonce`; the next one starts now. None: not what runs here."""
         if not self.deliveries or self.deliveries[0].nonce != nonce:
             return None
@@ -149,14 +149,9 @@ class Slot:
             self.move(SlotState.IDLE, now)
 
     @property
-    def is_holding(self) -> bool:
-        """Return whether its socket holds something behind an attempt that runs."""
-        return len(self.deliveries) > 1 and not self.drained and self.state is SlotState.BUSY
-
-    @property
     def waiting(self) -> int:
         """The number of deliveries behind the head that may be taken back."""
-        return 0 if self.drained or not self.deliveries else len(self.deliveries) - 1
+        return 0 if self.emptied or not self.deliveries else len(self.deliveries) - 1
 
     @property
     def is_ready(self) -> bool:
@@ -255,7 +250,3 @@ class Delivery(Struct, eq=False):
     # the garbage collector would look through all of their results.
     output: str = ""
     error: str = ""
-
-    def end(self, began: float, ran: float, output: str, error: str) -> None:
-        """Note what its child said, or what is known without it."""
-        self.began, self.ran, self.output, self.error = began, ran, output, error

@@ -241,7 +241,7 @@ class Pool:
     """A child was ready, at any time."""
     child_came: bool = False
     """A child has become ready; the loop publishes that soon."""
-    given_back: set[str] = field(default_factory=set)
+    unused_starts: set[str] = field(default_factory=set)
     """Limited queues with starts that were granted and not used; the loop tells the fetch thread."""
     leased_total: int = 0
     leased_at_count: int = 0

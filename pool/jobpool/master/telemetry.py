@@ -32,12 +32,12 @@ from jobpool.master.state import GIVEN_BACK, Pool
 from jobpool.message.masking import Masker
 from jobpool.settings import Settings
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place, check_place
-from jobpool.telemetry.history.row import Attempt
+from jobpool.telemetry.history.row import AttemptRow
 from jobpool.telemetry.history.writer import Feed, Writer
 from jobpool.telemetry.logs import JOB_LOG
 from jobpool.telemetry.metrics import pages
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
-from jobpool.telemetry.metrics.rollup import Counts, RollupThread
+from jobpool.telemetry.metrics.rollup import RollupThread, SeriesByPlace
 
 if TYPE_CHECKING:
     from jobpool.telemetry.metrics.server import Server
@@ -139,7 +139,7 @@ def make_telemetry(
 
 
 def _writer(settings: Settings, place: Place, calls: LoopCalls, feed: Feed[Recorded]) -> Writer:
-    def take() -> list[Attempt] | None:
+    def take() -> list[AttemptRow] | None:
         found = calls.call_in_loop(lambda _: feed.take())
         return None if found is None else [attempt_of(one) for one in found]
 
@@ -147,7 +147,7 @@ def _writer(settings: Settings, place: Place, calls: LoopCalls, feed: Feed[Recor
 
 
 def _rollups(settings: Settings, backend: QueueBackend, calls: LoopCalls, observer: Observer) -> RollupThread:
-    def counts() -> Counts | None:
+    def counts() -> SeriesByPlace | None:
         snapshot = calls.call_in_loop(observer.snapshot)
         return None if snapshot is None else snapshot.ended
 
@@ -314,7 +314,7 @@ class LoopCalls:
             if self._closed:
                 return None
             self._waiting.add(answer)
-            self._inbox.put(ev.Asked(lambda pool: _make(make, pool, answer)))
+            self._inbox.put(ev.LoopCall(lambda pool: _make(make, pool, answer)))
         try:
             return answer.result(timeout)
         except TimeoutError:

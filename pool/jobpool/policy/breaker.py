@@ -121,21 +121,10 @@ class CircuitBreaker:
 
 
 class Breakers:
-    """A circuit breaker for each queue. Thread-safe: one thread fetches, another tells what else was answered.
+    """A circuit breaker for each queue. Thread-safe: one thread fetches, another tells what else was answered."""
 
-    `make` makes the breaker of a queue. `opened` is called with the queue, the cooldown in seconds and the error when a
-    breaker opens, `closed` with the queue when it closes again.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], CircuitBreaker],
-        opened: Callable[[str, float, str], None],
-        closed: Callable[[str], None],
-    ) -> None:
+    def __init__(self, make: Callable[[], CircuitBreaker]) -> None:
         self._make = make
-        self._told_opened = opened
-        self._told_closed = closed
         self._lock = threading.Lock()
         self._open: set[str] = set()
         self._keys_silent: set[str] = set()  # their last failure was of the keys, not of a fetch
@@ -155,28 +144,30 @@ class Breakers:
         with self._lock:
             return self._breakers[queue].wait(now)
 
-    def failed(self, queue: str, error: str, now: float, *, of_keys: bool = False) -> None:
-        """Note that a fetch from `queue` was not answered, or not what its messages need besides (`of_keys`)."""
+    def failed(self, queue: str, now: float, *, of_keys: bool = False) -> float:
+        """Note that a fetch from `queue` was not answered, or not what its messages need besides (`of_keys`).
+
+        Return the cooldown in seconds if its breaker has opened by that, else 0.0.
+        """
         breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, self._make())
         with self._lock:
             breaker.failed(now)
             (self._keys_silent.add if of_keys else self._keys_silent.discard)(queue)
-            opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
-            if opened:
-                self._open.add(queue)
-        if opened:
-            self._told_opened(queue, breaker.cooldown, error)
+            if breaker.state(now) is not BreakerState.OPEN or queue in self._open:
+                return 0.0
+            self._open.add(queue)
+            return breaker.cooldown
 
-    def succeeded(self, queue: str, now: float) -> None:
-        """Note that a fetch from `queue` was answered."""
-        if breaker := self._breakers.get(queue):
-            with self._lock:
-                breaker.succeeded(now)
-                closed = queue in self._open and breaker.state(now) is BreakerState.CLOSED
-                if closed:
-                    self._open.discard(queue)
-            if closed:
-                self._told_closed(queue)
+    def succeeded(self, queue: str, now: float) -> bool:
+        """Note that a fetch from `queue` was answered; return whether its breaker has closed by that."""
+        if (breaker := self._breakers.get(queue)) is None:
+            return False
+        with self._lock:
+            breaker.succeeded(now)
+            if queue not in self._open or breaker.state(now) is not BreakerState.CLOSED:
+                return False
+            self._open.discard(queue)
+            return True
 
     def answered(self, queues: Iterable[str], now: float) -> None:
         """Note another answer about these queues: an open breaker lets its probe through at once, but for the keys'."""

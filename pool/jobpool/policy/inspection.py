@@ -29,11 +29,8 @@ class Inspector:
         self._signer = signer
         self._allowed = {queue: frozenset(names) for queue, names in queue_handlers.items()}
 
-    def inspect(self, lease: JobLease, now: Callable[[], float]) -> Inspected:
-        """Return the lease with its outcome so far, or None. `now`: the broker's Unix time, asked for expiry only."""
-        return Inspected(lease, self._outcome(lease, now))
-
-    def _outcome(self, lease: JobLease, now: Callable[[], float]) -> Outcome | None:
+    def inspect(self, lease: JobLease, now: Callable[[], float]) -> Outcome | None:
+        """Return why it must not be run, or None. `now`: the broker's Unix time, asked for expiry only."""
         try:
             envelope = lease.envelope
             verify(envelope, self._signer, lease.queue)

@@ -20,7 +20,6 @@ from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Begin, Begun, Guards, Hold, Rate, check_keep, keyless
 from jobpool.message.names import LONGEST_NAME, check_queue, is_name
-from jobpool.policy.retry import remember
 
 QUEUE = "queue"  # the name under which a queue's own places and starts are counted
 JOB = "job:"  # before the name of a single-instance job
@@ -97,8 +96,6 @@ class Limits(Struct, frozen=True):
 
 def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
     """Return all that a delivery must be granted to run; None = nothing. Raises `MalformedEnvelope` for a bad key."""
-    if envelope.idempotency_key is None and not envelope.meta and not limits.holds and not limits.rates:
-        return None  # nearly all messages
     key, shared = _key(envelope), _shared_key(envelope)
     if key is None and shared is None and not (envelope.single_instance or limits.holds or limits.rates):
         return None
@@ -146,21 +143,6 @@ def contention_delay(times: int, longest: float = MAX_CONTENTION_DELAY_S) -> flo
     return random.uniform(0.0, min(longest, FIRST_CONTENTION_DELAY_S * 2.0 ** min(times - 1, 60)))
 
 
-class Contentions:
-    """The times that messages were met contended since they last got what they asked for. For one thread."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, int] = {}
-
-    def met(self, ident: str) -> int:
-        """Count one more; return how many that makes."""
-        return remember(self._times, ident, self._times.get(ident, 0) + 1)
-
-    def forget(self, ident: str) -> None:
-        """Note that the message got what it asked for, or is done."""
-        self._times.pop(ident, None)
-
-
 class LocalLimit:
     """One queue's. `most`: places that all pools share; None = no such limit."""
 
@@ -190,9 +172,9 @@ class LocalLimit:
         full = self._most is not None and self._mine >= self._most
         return self._mine > 0 and (refused or full)
 
-    def hold(self, mine: int, given_back: bool) -> None:
+    def hold(self, mine: int, had_unused: bool) -> None:
         """Note how many places are this pool's now; with fewer than before there may be room."""
-        if given_back or (mine < self._mine and not self._by_rate):
+        if had_unused or (mine < self._mine and not self._by_rate):
             self._until = 0.0
         self._mine = mine
 
@@ -251,7 +233,7 @@ class LocalLimits:
             with self._lock:
                 limit.begun(granted, refused, now)
 
-    def hold(self, mine: Mapping[str, int], given_back: Iterable[str], now: float) -> bool:
+    def hold(self, mine: Mapping[str, int], unused_starts: Iterable[str], now: float) -> bool:
         """Note how many guarded deliveries of each queue this pool holds, and where starts were given back.
 
         A start that was given back is not counted any more. Returns whether a limit that was shut is open now.
@@ -260,6 +242,6 @@ class LocalLimits:
         with self._lock:
             for queue, limit in self._of.items():
                 shut = not limit.room(now)
-                limit.hold(mine.get(queue, 0), queue in given_back)
+                limit.hold(mine.get(queue, 0), queue in unused_starts)
                 opened = opened or (shut and limit.room(now) > 0)
         return opened

@@ -28,7 +28,7 @@ HELD_S = 0.06  # of the pool's work to hold: less lets children wait for a fetch
 VIEW_S = 0.02  # of the second view, while jobs are very short
 VIEW_JOBS = 4  # of each child's, which it covers of longer ones, for up to `HELD_S`
 MAX_HELD_S = 0.09  # the same for a far broker: a message that has not started 100 ms after its lease goes back
-LONG_S = 0.08  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
+LONG_JOB_S = 0.08  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
 NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
 WINDOW_S = 0.01  # of one observation window
 SPAN_WINDOWS = 10  # that are remembered: 100 ms
@@ -117,7 +117,7 @@ class LookAhead:
         windows = SPAN_WINDOWS if is_far else 1 + round((view + mean) / WINDOW_S)  # that cover it, with the running one
         recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(min(windows, SPAN_WINDOWS))])
         self._size = round(held * min(recent / view, total / max(SPAN_WINDOWS * WINDOW_S, mean)))
-        if mean >= LONG_S and not is_far:
+        if mean >= LONG_JOB_S and not is_far:
             self._size = 0
         running = busy / (SPAN_WINDOWS * WINDOW_S)
         is_quick = sum(self._brief) < total * QUICK_RUN_S

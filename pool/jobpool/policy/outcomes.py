@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Collection
 
 from jobpool.errors import JobpoolError
-from jobpool.message import outcome as outcomes
+from jobpool.message import outcome as ended
 from jobpool.message.death import BROKEN, Death, Exit
 from jobpool.message.definition import JobDefinition, check_enqueue_to
 from jobpool.message.outcome import EndReason, Failed, Outcome, Rejected, ResultKind, Status, Succeeded, TimedOut
@@ -39,25 +39,25 @@ def outcome_of(
         case ResultKind.UNRECOVERABLE:
             return Failed(error, permanent=True, cause=printed(output))
         case ResultKind.RETRY:
-            return outcomes.RetryAsked(after, error, printed(output))
+            return ended.RetryAsked(after, error, printed(output))
         case ResultKind.SNOOZE:
-            return outcomes.Snoozed(after)
+            return ended.Snoozed(after)
         case ResultKind.TIMEOUT:
             return TimedOut(error, by_alarm(error, peak, output).to_text())
         case ResultKind.CANCELLED:
-            return outcomes.Cancelled(error, printed(output))
+            return ended.Cancelled(error, printed(output))
         case ResultKind.UNKNOWN_HANDLER:
-            return outcomes.UnknownHandler(handler, seen_for)
+            return ended.UnknownHandler(handler, seen_for)
         case ResultKind.NOT_ALLOWED:
-            return outcomes.HandlerNotAllowed(handler)
+            return ended.HandlerNotAllowed(handler)
 
 
 def cancelled(outcome: Outcome) -> Outcome:
     """Return the outcome of a delivery that a person has cancelled: a success or a rejection that came first stays."""
-    if isinstance(outcome, Succeeded | outcomes.AlreadyDone | Rejected | outcomes.LostLease | outcomes.Cancelled):
+    if isinstance(outcome, Succeeded | ended.AlreadyDone | Rejected | ended.LostLease | ended.Cancelled):
         return outcome
     told = getattr(outcome, "error", "")
-    return outcomes.Cancelled(told or outcomes.Cancelled().error, getattr(outcome, "cause", None))
+    return ended.Cancelled(told or ended.Cancelled().error, getattr(outcome, "cause", None))
 
 
 def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_to: Collection[str] = ()) -> Outcome:
@@ -65,7 +65,7 @@ def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_
 
     `check` is `QueueBackend.pack`. `enqueue_to`: the only queues that follow-ups may go to; empty = any.
     """
-    if not isinstance(outcome, Succeeded | outcomes.AlreadyDone):
+    if not isinstance(outcome, Succeeded | ended.AlreadyDone):
         return outcome
     try:
         for definition in outcome.follow_ups:
@@ -83,21 +83,26 @@ def outcome_of_death(ending: EndReason, ending_text: str, death: Death) -> Outco
         case EndReason.TIMEOUT:
             return TimedOut(text, death.to_text())
         case EndReason.MEMORY:
-            return outcomes.MemoryExceeded(text, death.to_text())
+            return ended.MemoryExceeded(text, death.to_text())
         case EndReason.CANCEL:
-            return outcomes.Cancelled(text, death.to_text())
+            return ended.Cancelled(text, death.to_text())
         case EndReason.STOP:
-            return outcomes.Stopped()
+            return ended.Stopped()
         case EndReason.LOST:
-            return outcomes.LostLease()
+            return ended.LostLease()
         case _:
-            return outcomes.Crashed(death.to_text())
+            return ended.Crashed(death.to_text())
 
 
 def death_of(exited: Exit, ending: EndReason, killer: str = "", stack: str = "", output: str = "") -> Death:
     """Make the record of a child's death. `killer`: the sender of SIGKILL, if known and not the master."""
+    if exited.signal is not None:
+        how = f"killed by {signal_name(exited.signal)}"
+    else:
+        why = ": its own code failed, see its last output" if exited.code == BROKEN else ""
+        how = f"exited with status {exited.code}{why}"
     return Death(
-        _OWN_WORDS.get(ending) or _how_it_ended(exited),
+        _OWN_WORDS.get(ending) or how,
         sent_by=sender_of(exited, ending, killer),
         stack=users_stack(stack),
         peak_memory=exited.peak_rss,
@@ -117,13 +122,6 @@ def by_alarm(error: str, peak: int = 0, output: str = "") -> Death:
 def printed(output: str) -> str | None:
     """Make the record of an attempt that failed by itself, from its output; None if there is none."""
     return Death("", output=output.strip()).to_text() if output.strip() else None
-
-
-def _how_it_ended(exited: Exit) -> str:
-    if exited.signal is not None:
-        return f"killed by {signal_name(exited.signal)}"
-    why = ": its own code failed, see its last output" if exited.code == BROKEN else ""
-    return f"exited with status {exited.code}{why}"
 
 
 def sender_of(exited: Exit, ending: EndReason, killer: str) -> str:
@@ -177,13 +175,13 @@ def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled
     if not settled:
         return Status.LOST
     match settlement, outcome:
-        case Ack(), outcomes.AlreadyDone():
+        case Ack(), ended.AlreadyDone():
             return Status.SKIPPED_IDEMPOTENT
         case Abandon(), Rejected():
             return Status.REJECTED
-        case Abandon(), outcomes.Cancelled():
+        case Abandon(), ended.Cancelled():
             return Status.CANCELLED
-        case Leave(), outcomes.Crashed() | outcomes.NeverStarted() if settlement is not decide.LEASE_LOST:
+        case Leave(), ended.Crashed() | ended.NeverStarted() if settlement is not decide.LEASE_LOST:
             return Status.CRASHED
         case _:
             return _STATUS[type(settlement)]
@@ -196,7 +194,7 @@ REAPED_DEAD: tuple[str, ...] = ("reaped", "failed_permanently")
 
 
 def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
-    """Return the counters of the delivery, of `counts.OUTCOMES`, once the backend has answered `settled`."""
+    """Return the counters of the delivery, of `OUTCOMES`, once the backend has answered `settled`."""
     if type(outcome) is Succeeded and type(settlement) is Ack and settled:
         return SUCCEEDED  # nearly all messages, once each
     timed_out = ("timed_out",) if isinstance(outcome, TimedOut) else ()
@@ -226,4 +224,4 @@ _PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
 
 def counts_as_attempt(outcome: Outcome) -> bool:
     """Return whether the handler ran and is responsible for the failure."""
-    return isinstance(outcome, Failed | outcomes.RetryAsked | TimedOut | outcomes.MemoryExceeded)
+    return isinstance(outcome, Failed | ended.RetryAsked | TimedOut | ended.MemoryExceeded)

@@ -34,6 +34,11 @@ def remember(memory: dict[str, V], ident: str, value: V) -> V:
     return value
 
 
+def count_one_more(memory: dict[str, int], ident: str) -> int:
+    """Count a message once more in `memory`, which is bounded as by `remember`; return how many that makes."""
+    return remember(memory, ident, memory.get(ident, 0) + 1)
+
+
 class Dice:
     """A source of random numbers that two processes never share: after a fork it begins a state of its own.
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
+from jobpool.child.attempt import JobToRun, run_attempt
 from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
-from jobpool.handlers.ending import timeout_text
+from jobpool.handlers.ending import Attempt, timeout_text
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerRegistry

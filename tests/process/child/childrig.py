@@ -16,7 +16,7 @@ from jobpool.ipc.board_layout import ChildView
 from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import BootFailed, Exited, Frame, Loaded, Ready, Reply, Result, Run, Spawned, decode
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
-from jobpool.ipc.scoreboard import Scoreboard, Slot
+from jobpool.ipc.scoreboard import Scoreboard, SlotPages
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.outcome import ResultKind
@@ -97,7 +97,7 @@ class ChildProcess:
         packets.close_all([trace, output])
 
     @property
-    def slot(self) -> Slot:
+    def slot(self) -> SlotPages:
         return self._server.board.slot(self.number)
 
     @property

@@ -49,7 +49,7 @@ def go_on(backend: QueueBackend, change: Callable[[], object], *, leased: bool) 
     assert look_round(backend) == 2
     inspector, acked = Inspector(EnvelopeSigner(), {}), []
     for lease in backend.fetch_many(QUEUE, limit=10):
-        if isinstance(inspector.inspect(lease, float).outcome, Rejected):
+        if isinstance(inspector.inspect(lease, float), Rejected):
             assert backend.settle_many([(lease, Abandon("rejected", "changed"))]) == [Settled.OK]
         else:
             assert backend.settle_many([(lease, Ack())]) == [Settled.OK]

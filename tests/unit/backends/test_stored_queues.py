@@ -220,7 +220,7 @@ def test_all_jobs_are_run_and_the_dead_raised(stored: dict[str, Any], opened: Op
     assert found["waiting"].envelope.payload == {"text": "Grüße"}
     assert found["waiting"].enqueued_at == START
     inspector = Inspector(SIGNER, {})
-    ended = {name: inspector.inspect(lease, lambda: START + 660.0).outcome for name, lease in found.items()}
+    ended = {name: inspector.inspect(lease, lambda: START + 660.0) for name, lease in found.items()}
     assert ended == dict.fromkeys(found), "their signatures are right, and what has begun does not expire"
     assert backend.settle_many([(lease, Ack()) for lease in found.values()]) == [Settled.OK] * len(found)
     assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).leased, backend.stats(QUEUE).dead) == (0, 0, 0)

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from jobpool.child.attempt import LAZY, Attempt, JobToRun, run_attempt
+from jobpool.child.attempt import LAZY, JobToRun, run_attempt
 from jobpool.errors import FORKED, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers import event_loop as loops
-from jobpool.handlers.ending import chain
+from jobpool.handlers.ending import Attempt, chain
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
@@ -35,7 +35,7 @@ from jobpool.message.signing import EnvelopeSigner
 def job(handler: str = "it", *, timeout: float = 0.0, **fields: Any) -> JobToRun:
     definition = JobDefinition(handler, **fields)
     body = encode(definition, identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
-    return JobToRun(decode(body, attempts=0), "default", timeout=timeout)
+    return JobToRun(decode(body, attempts=0), timeout=timeout)
 
 
 def attempt(function: Callable[..., Any], *, timeout: float = 0.0, **options: Any) -> Attempt:

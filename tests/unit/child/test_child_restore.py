@@ -9,9 +9,9 @@ from pathlib import Path
 
 LOOKS = """
 import os
-from jobpool.child.restore import Tidy
+from jobpool.child.restore import ProcessState
 
-tidy = Tidy(2)
+tidy = ProcessState(2)
 tidy.restore(10.0, False)
 os.nice(1)
 for now, failed in ((10.05, False), (10.06, True), (10.07, False), (10.17, False)):
@@ -27,7 +27,7 @@ def test_a_costly_look_comes_after_a_failure_and_else_ten_times_a_second() -> No
 
 PUTS_BACK = """
 import decimal, faulthandler, gc, logging, os, signal, sys, threading
-from jobpool.child.restore import Tidy
+from jobpool.child.restore import ProcessState
 from jobpool.ipc.process_options import ASKS_STACK
 
 
@@ -44,7 +44,7 @@ def state():
 
 faulthandler.enable(file=1)
 faulthandler.register(ASKS_STACK, file=1, chain=False)
-tidy = Tidy(1)
+tidy = ProcessState(1)
 before = state()
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -88,10 +88,10 @@ def test_scheduling_and_settings_of_the_interpreter_are_put_back_and_stacks_of_c
 
 TAKEN_AWAY = """
 import sys
-from jobpool.child.restore import Tidy
+from jobpool.child.restore import ProcessState
 
 names = "argv", "stdin", "meta_path", "path_hooks", "path"
-tidy = Tidy(2)
+tidy = ProcessState(2)
 before = [getattr(sys, name) for name in names]
 for name in names:
     delattr(sys, name)
@@ -108,9 +108,9 @@ def test_what_a_handler_has_deleted_from_sys_is_put_back_and_costs_no_job() -> N
 
 REDIRECTED = """
 import os
-from jobpool.child.restore import Tidy
+from jobpool.child.restore import ProcessState
 
-tidy = Tidy(2)
+tidy = ProcessState(2)
 for fd in range(3):
     file = os.open(f"file{fd}", os.O_RDWR | os.O_CREAT)
     os.dup2(file, fd)
@@ -138,11 +138,11 @@ def test_standard_streams_that_a_handler_has_redirected_are_put_back(tmp_path: P
 
 TAKEN = """
 import os
-from jobpool.child.restore import Tidy
+from jobpool.child.restore import ProcessState
 
 kept = os.dup(1)
 os.close(kept)
-tidy = Tidy(2)
+tidy = ProcessState(2)
 for number in range(kept, kept + 8):
     os.dup2(os.open("file", os.O_RDWR | os.O_CREAT), number)
 os.dup2(os.open("other", os.O_RDWR | os.O_CREAT), 1)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from test_child_attempt import job
 
-from jobpool.child.attempt import Attempt, run_attempt
+from jobpool.child.attempt import run_attempt
 from jobpool.errors import ConfigurationError, Snooze, Unrecoverable
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.dead_letters import ON_DEATH, DeadJob

@@ -13,13 +13,13 @@ from calling import Jobpool
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.masking import Masker
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable
-from jobpool.telemetry.history.row import Attempt, encode, row_of
+from jobpool.telemetry.history.row import AttemptRow, encode, row_of
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram
 from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
 
 
 def a_line(number: int, status: str = "acked", name: str = "monthly", **fields: object) -> tuple[str, bytes]:
-    attempt = Attempt(name, "report", f"id{number}", 1, "reports", {"n": number}, status, start=1e9, duration=2.0)
+    attempt = AttemptRow(name, "report", f"id{number}", 1, "reports", {"n": number}, status, start=1e9, duration=2.0)
     return name, encode({**row_of(attempt, Masker()), **fields})
 
 

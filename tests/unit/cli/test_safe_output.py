@@ -25,7 +25,7 @@ from jobpool.ops.health import Check, Health
 from jobpool.ops.runtime_dir import PoolFile
 from jobpool.ops.top import PoolSample, QueueRow, SlotRow
 from jobpool.telemetry.history.places import HistoryFile
-from jobpool.telemetry.history.row import Attempt, encode, row_of
+from jobpool.telemetry.history.row import AttemptRow, encode, row_of
 from jobpool.telemetry.logs import configure
 from jobpool.telemetry.metrics.pages import text_page
 
@@ -94,7 +94,7 @@ def test_a_preview_and_errors_are_safe(jobpool: Jobpool, hostile: str) -> None:
 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--full"]], ids=["table", "json", "one"])
 def test_a_history_is_safe(jobpool: Jobpool, tmp_path: Path, words: list[str]) -> None:
-    attempt = Attempt("x", HOSTILE, "id1", 1, HOSTILE, {"n": HOSTILE}, "acked", start=1e9, duration=2.0)
+    attempt = AttemptRow("x", HOSTILE, "id1", 1, HOSTILE, {"n": HOSTILE}, "acked", start=1e9, duration=2.0)
     row = {**row_of(attempt, Masker()), "error": HOSTILE, "output": HOSTILE}
     HistoryFile(tmp_path / "h", 9).append([("x", encode(row))])
     result = jobpool("history", "x", f"--history=file:{tmp_path}/h", *words)

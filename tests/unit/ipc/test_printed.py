@@ -9,20 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobpool.ipc.board_layout import PRINTED
-from jobpool.ipc.scoreboard import Scoreboard, Slot
+from jobpool.ipc.scoreboard import Scoreboard, SlotPages
 
 ROOM = PRINTED.fields["ring"].room
 
 
 @pytest.fixture
-def slot() -> Iterator[Slot]:
+def slot() -> Iterator[SlotPages]:
     with Scoreboard.create(None, 1) as board:
         yield board.slot(0)
 
 
 @given(writes=st.lists(st.integers(0, 3 * ROOM), max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_last_of_it_is_kept(slot: Slot, writes: list[int]) -> None:
+def test_the_last_of_it_is_kept(slot: SlotPages, writes: list[int]) -> None:
     nonce = slot.child.nonce + 1
     slot.child.took(nonce, 0.0)
     said = b""
@@ -33,13 +33,13 @@ def test_the_last_of_it_is_kept(slot: Slot, writes: list[int]) -> None:
     assert slot.printed.read(nonce) == said[-ROOM:].decode()
 
 
-def test_a_character_that_the_ring_has_cut_is_no_error(slot: Slot) -> None:
+def test_a_character_that_the_ring_has_cut_is_no_error(slot: SlotPages) -> None:
     slot.child.took(1, 0.0)
     slot.printed.write("é".encode() * ROOM + b"x")
     assert slot.printed.read(1).endswith("éx")
 
 
-def test_what_an_attempt_before_has_printed_is_not_this_ones(slot: Slot) -> None:
+def test_what_an_attempt_before_has_printed_is_not_this_ones(slot: SlotPages) -> None:
     slot.child.took(1, 0.0)
     slot.printed.write(b"mine")
     slot.child.took(2, 0.0)

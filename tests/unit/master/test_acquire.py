@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -15,10 +13,11 @@ from support.jobs import QUEUE, a_job
 from jobpool.broker.values import Capabilities
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.master.acquire import Acquirer, RetryingAcquirer, check_key_store
+from jobpool.master import events as ev
+from jobpool.master.acquire import check_key_store
+from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.master.run import run_pool
-from jobpool.master.threads import BrokerRetry
 from jobpool.message.batches import BatchCall
 from jobpool.message.context import next_of
 from jobpool.message.definition import JobDefinition
@@ -27,9 +26,9 @@ from jobpool.message.guards import Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, Expired, LostLease, NotRun, Outcome, Rejected
 from jobpool.message.settlement import Ack, Release
-from jobpool.policy.breaker import Breakers, CircuitBreaker
-from jobpool.policy.inspection import Inspected
-from jobpool.policy.limits import Limits, LocalLimits
+from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.inspection import Inspected, Inspector
+from jobpool.policy.limits import Limits
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
@@ -56,21 +55,15 @@ class UnsteadyKeys(MemoryKeys):
 
 
 class Desk:
-    """A broker in memory, and an admission in front of it."""
+    """A broker in memory, and a fetch thread that was not started."""
 
     def __init__(self, limits: Limits, inbox: Inbox) -> None:
         self.clock = ManualClock()
         self.backend = MemoryBackend(clock=self.clock)
         self.keys = UnsteadyKeys(self.backend._turn, self.backend._store)
         self.backend._keys = self.keys
-        self.stop = threading.Event()
-        self.local_limits = LocalLimits(limits)
-        self.told: list[list[Inspected]] = []
-        outage, acquirer = BrokerRetry(inbox, self.stop), Acquirer(self.backend, limits)
-        self.breakers = Breakers(CircuitBreaker, lambda *_: None, lambda _: None)
-        self.admission = RetryingAcquirer(
-            self.backend, acquirer, self.local_limits, TTL, outage, self.breakers, self.stop
-        )
+        self.thread = thread_of(self.backend, limits, inbox)
+        self.stop, self.local_limits, self.breakers = self.thread._halt, self.thread._limits, self.thread._breakers
 
     def fetch(self, *jobs: dict[str, Any]) -> list[Inspected]:
         """Enqueue and lease them, not admitted yet."""
@@ -78,7 +71,7 @@ class Desk:
         return [Inspected(lease, None) for lease in self.backend.fetch_many(QUEUE, limit=100, ttl=TTL)]
 
     def admit(self, found: list[Inspected]) -> list[Inspected]:
-        return self.admission.admit(QUEUE, found, self.told.append)[0]
+        return admit(self.thread, found)[-1].leases
 
     def run(self, *jobs: dict[str, Any]) -> list[Inspected]:
         return self.admit(self.fetch(*jobs))
@@ -91,6 +84,16 @@ class Desk:
 @pytest.fixture
 def desk(inbox: Inbox) -> Desk:
     return Desk(Limits(), inbox)
+
+
+def thread_of(backend: MemoryBackend, limits: Limits, inbox: Inbox) -> FetchThread:
+    return FetchThread(backend, ((QUEUE, 1.0),), TTL, Inspector(EnvelopeSigner(), {}), inbox, limits)
+
+
+def admit(thread: FetchThread, found: list[Inspected]) -> list[ev.Leased]:
+    """What the loop is told of these."""
+    thread._admit(QUEUE, found, ev.Leased([]))
+    return [event for event in cast(Inbox, thread._inbox).take() if isinstance(event, ev.Leased)]
 
 
 def outcomes(found: list[Inspected]) -> list[Outcome | None]:
@@ -186,8 +189,8 @@ def test_what_another_message_holds_makes_this_one_wait(desk: Desk, same: dict[s
     assert 0.0 < second.outcome.delay <= 1.0
 
 
-def test_a_message_that_is_contended_again_waits_longer(desk: Desk) -> None:
-    desk.run(ALONE)
+def test_a_message_that_is_contended_again_waits_longer_until_it_gets_what_it_asks_for(desk: Desk) -> None:
+    [first] = desk.run(ALONE)
     delays = []
     [waiting] = desk.run(ALONE)
     for _ in range(40):
@@ -196,6 +199,13 @@ def test_a_message_that_is_contended_again_waits_longer(desk: Desk) -> None:
         waiting.outcome = None
         desk.admit([waiting])
     assert 8.0 < max(delays) <= 30.0
+    desk.backend.settle_many([(first.lease, Release())])
+    waiting.outcome = None
+    assert outcomes(desk.admit([waiting])) == [None]
+    desk.backend.settle_many([(waiting.lease, Release())])
+    _, again = desk.run()
+    assert isinstance(again.outcome, Contended)
+    assert again.outcome.delay <= 1.0
 
 
 def test_a_key_called_as_the_queues_limit_is_holds_up_only_its_message(inbox: Inbox) -> None:
@@ -254,8 +264,8 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_counted_twice(inbox: In
 def test_what_needs_nothing_does_not_wait_for_the_others(desk: Desk) -> None:
     desk.keys.silent = 1
     found = desk.fetch({}, KEYED, {})
-    rest = desk.admit(found)
-    assert [[one.lease.id for one in told] for told in desk.told] == [[found[0].lease.id, found[2].lease.id]]
+    first, rest = [told.leases for told in admit(desk.thread, found)]
+    assert [inspected.lease.id for inspected in first] == [found[0].lease.id, found[2].lease.id]
     assert rest == [found[1]]
     assert outcomes(rest) == [None]
 
@@ -314,13 +324,10 @@ class Keyless(MemoryBackend):
     capabilities = Capabilities(key_store=False)
 
 
-def test_without_a_key_store_what_needs_it_is_rejected_and_the_rest_runs(desk: Desk) -> None:
-    keyless = Keyless(clock=desk.clock)
-    admission = dataclasses.replace(desk.admission, backend=keyless, acquirer=Acquirer(keyless, Limits()))
+def test_without_a_key_store_what_needs_it_is_rejected_and_the_rest_runs(desk: Desk, inbox: Inbox) -> None:
     found = desk.fetch({}, KEYED, ALONE)
-    rest, started, _ = admission.admit(QUEUE, found, desk.told.append)
-    plain, keyed, alone = outcomes(rest)
-    assert started == 3
+    [told] = admit(thread_of(Keyless(clock=desk.clock), Limits(), inbox), found)
+    plain, keyed, alone = outcomes(told.leases)
     assert plain is None
     assert isinstance(keyed, Rejected)
     assert isinstance(alone, Rejected)

@@ -50,7 +50,7 @@ def test_starts_that_were_not_used_are_given_back_and_told() -> None:
     lease(stage, guarded(stage), guarded(stage))
     stage.after(STALE_AFTER_S + 0.01)
     assert stage.verdicts() == [Release(begun=False)]
-    assert stage.pool.given_back == {"reports"}
+    assert stage.pool.unused_starts == {"reports"}
     assert stage.pool.places() == {"reports": 1}
 
 
@@ -59,7 +59,7 @@ def test_without_limits_nothing_is_told() -> None:
     assert not stage.pool.limited
     lease(stage, stage.a_lease("report"), stage.a_lease("report"))
     stage.after(STALE_AFTER_S + 0.01)
-    assert stage.pool.given_back == set()
+    assert stage.pool.unused_starts == set()
 
 
 def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from stage import Stage
 
 from jobpool.master import events as ev
-from jobpool.master.inbox import Inbox
 from jobpool.policy.breaker import Breakers, CircuitBreaker
 
 
-def made(make: Callable[[], CircuitBreaker], inbox: Inbox) -> Breakers:
-    """Breakers that tell the loop, as the fetch thread's do."""
-    return Breakers(
-        make,
-        opened=lambda *what: inbox.put(ev.BreakerOpened(*what)),
-        closed=lambda queue: inbox.put(ev.BreakerClosed(queue)),
-    )
+def fail(breakers: Breakers, queue: str, times: int, now: float) -> list[float]:
+    return [breakers.failed(queue, now) for _ in range(times)]
 
 
-def fail(breakers: Breakers, queue: str, times: int, now: float) -> None:
-    for _ in range(times):
-        breakers.failed(queue, "silent", now)
-
-
-def test_a_queue_that_fails_is_left_alone_and_the_others_are_not(inbox: Inbox) -> None:
-    breakers = made(CircuitBreaker, inbox)
+def test_a_queue_that_fails_is_left_alone_and_the_others_are_not() -> None:
+    breakers = Breakers(CircuitBreaker)
     fail(breakers, "a", 5, now=0.0)
     assert not breakers.allow("a", 0.0)
     assert breakers.wait("a", 0.0) == 2.0
@@ -35,19 +23,17 @@ def test_a_queue_that_fails_is_left_alone_and_the_others_are_not(inbox: Inbox) -
     assert breakers.wait("b", 0.0) == 0.0
 
 
-def test_the_loop_is_told_once_when_it_opens_and_once_when_it_closes(inbox: Inbox) -> None:
-    breakers = made(partial(CircuitBreaker, threshold=2, cooldown=1.0), inbox)
-    fail(breakers, "a", 2, now=0.0)
+def test_it_is_told_once_when_one_opens_and_once_when_it_closes() -> None:
+    breakers = Breakers(partial(CircuitBreaker, threshold=2, cooldown=1.0))
+    assert fail(breakers, "a", 2, now=0.0) == [0.0, 1.0]
     assert breakers.allow("a", 1.0)
-    fail(breakers, "a", 1, now=1.0)
+    assert fail(breakers, "a", 1, now=1.0) == [0.0]
     assert breakers.allow("a", 3.0)
-    breakers.succeeded("a", 3.0)
-    breakers.succeeded("a", 4.0)
-    assert inbox.take() == [ev.BreakerOpened("a", 1.0, "silent"), ev.BreakerClosed("a")]
+    assert [breakers.succeeded("a", 3.0), breakers.succeeded("a", 4.0)] == [True, False]
 
 
-def test_a_good_answer_about_the_queue_lets_the_probe_through(inbox: Inbox) -> None:
-    breakers = made(CircuitBreaker, inbox)
+def test_a_good_answer_about_the_queue_lets_the_probe_through() -> None:
+    breakers = Breakers(CircuitBreaker)
     fail(breakers, "a", 5, now=0.0)
     breakers.answered(["b"], 0.1)
     assert not breakers.allow("a", 0.1)

@@ -22,8 +22,8 @@ from jobpool.master.dispatch import (
     STEAL_AFTER_S,
     STEAL_ANYWAY_AFTER_S,
     STEAL_QUICK_AFTER_S,
-    given_back,
     rest,
+    shares_to_steal,
     steal_due,
 )
 from jobpool.master.plan import CHECK_EVERY_S
@@ -49,7 +49,7 @@ def test_idle_children_get_an_equal_share_of_what_waits() -> None:
         ("one gives nothing", [0, 2], 1, [0, 1]),
         ("one of sixteen is idle", [64] * 15, 1, [60] + [0] * 14),
     ]:
-        assert given_back(waiting, idle) == given, case
+        assert shares_to_steal(waiting, idle) == given, case
 
 
 # --- single decisions -----------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_nobody_asks_again_for_what_a_child_has_read_already() -> None:
     busy, _ = stage.idle
     ahead(stage, busy, USUAL, USUAL)
     assert of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
-    assert not of(stage.tell(ev.TookBack(busy.child, frozenset(), drained=True)), act.TakeBack)
+    assert not of(stage.tell(ev.TookBack(busy.child, frozenset(), emptied=True)), act.TakeBack)
     assert steal_due(stage.pool, stage.now) == math.inf
     assert not of(stage.after(1.0), act.TakeBack)
     assert [delivery.settling for delivery in busy.deliveries] == [False, False], "they are its own"

@@ -22,7 +22,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Failed
 from jobpool.message.settlement import Abandon, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
@@ -64,7 +64,7 @@ class Broker:
     def lease(self, body: bytes) -> list[tuple[Any, Settlement]]:
         """Lease it; return what is to be settled."""
         lease = JobLease(IDENT, "q", body, 1, "b" * 32, 100.0, "memory")
-        apply(self.pool, ev.Leased([self.inspector.inspect(lease, lambda: 1e9)]), 1.0)
+        apply(self.pool, ev.Leased([Inspected(lease, self.inspector.inspect(lease, lambda: 1e9))]), 1.0)
         actions = self.planner.plan(self.pool, 1.0, 1.0)
         # None of what may be run has a child: it fails for good, which makes jobs for others of it.
         self.pool.outcomes = [(delivery, Failed("why", permanent=True)) for delivery in self.pool.ready]

@@ -11,7 +11,7 @@ from stage import HANDLERS, Stage, of
 
 from jobpool.broker.control import Asked, Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
-from jobpool.ipc.frames import Ask, HandlerInfo, Loaded
+from jobpool.ipc.frames import Ask, HandlerInfo, Loaded, Reply
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -474,10 +474,10 @@ class TestResults:
         stage = Stage(workers=1).boot()
         [slot] = stage.idle
         [produce] = of(stage.tell(ev.ChildAsked(slot.child, Ask([{"handler": "x"}]))), act.Produce)
-        [answer] = of(stage.tell(ev.Produced(produce.child, ["abc"], "", "")), act.Answer)
+        [answer] = of(stage.tell(ev.Produced(produce.child, Reply(["abc"]))), act.Answer)
         assert answer.reply.ids == ["abc"]
         counts = BatchStatus("b", True, 0, 0, 0, 0, (), 1.0)
-        [answer] = of(stage.tell(ev.Produced(produce.child, [], batch=counts)), act.Answer)
+        [answer] = of(stage.tell(ev.Produced(produce.child, Reply([], batch=counts))), act.Answer)
         assert answer.reply.batch == counts
 
 

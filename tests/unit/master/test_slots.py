@@ -38,7 +38,7 @@ def test_a_childs_whole_life() -> None:
     slot.hand([a_delivery(1)], 3.0)
     assert (slot.state, slot.since) == (SlotState.BUSY, 3.0)
     assert slots.by_child(7) is slot
-    head = slot.answered(1, 4.0)
+    head = slot.finished(1, 4.0)
     assert head is not None
     assert slot.state is SlotState.IDLE
     assert slots.collect(7, 5.0) is slot
@@ -54,14 +54,14 @@ def test_the_clock_of_the_next_attempt_starts_when_the_one_before_was_answered()
     slot.hand([a_delivery(1, timeout=5.0)], 10.0)
     slot.hand([a_delivery(2, timeout=7.0)], 10.0)
     assert slot.deadline() == 15.0
-    slot.answered(1, 14.0)
+    slot.finished(1, 14.0)
     assert slot.deadline() == 21.0
 
 
 def test_an_answer_to_another_attempt_changes_nothing() -> None:
     slot = Slot(0, state=SlotState.IDLE)
     slot.hand([a_delivery(1)], 10.0)
-    assert slot.answered(2, 11.0) is None
+    assert slot.finished(2, 11.0) is None
     assert [d.nonce for d in slot.deliveries] == [1]
 
 

@@ -381,9 +381,9 @@ ATTACKS: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
 
 
 def test_an_inspector_tells_a_wrong_signature_from_a_wrong_body() -> None:
-    assert Inspector(SIGNER, {}).inspect(a_lease(BODY), float).outcome is None
+    assert Inspector(SIGNER, {}).inspect(a_lease(BODY), float) is None
     for attack, (change, about_signature) in ATTACKS.items():
-        outcome = Inspector(SIGNER, {}).inspect(a_lease(change(BODY)), float).outcome
+        outcome = Inspector(SIGNER, {}).inspect(a_lease(change(BODY)), float)
         assert isinstance(outcome, Rejected), attack
         assert outcome.signature is about_signature, attack
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,6 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.limits import (
     MAX_SHUT_S,
     MIN_SHUT_S,
-    Contentions,
     Limits,
     LocalLimits,
     QueueLimits,
@@ -24,7 +24,7 @@ from jobpool.policy.limits import (
     guards_of,
     refusal,
 )
-from jobpool.policy.retry import REMEMBERED_MESSAGES
+from jobpool.policy.retry import REMEMBERED_MESSAGES, count_one_more
 
 # --- what a message needs ------------------------------------------------------------------------------------------
 
@@ -275,20 +275,9 @@ def test_the_edge_may_be_lower() -> None:
     assert max(contention_delay(9, 5.0) for _ in range(DRAWN)) <= 5.0
 
 
-def test_messages_are_counted_each_by_itself_until_they_get_what_they_asked_for() -> None:
-    contentions = Contentions()
-    assert [contentions.met("a"), contentions.met("a"), contentions.met("b")] == [1, 2, 1]
-    contentions.forget("a")
-    contentions.forget("unknown")
-    assert [contentions.met("a"), contentions.met("b")] == [1, 2]
-
-
 def test_what_is_remembered_is_bounded_and_who_was_met_lately_stays() -> None:
-    contentions = Contentions()
-    contentions.met("first")
-    contentions.met("second")
-    contentions.met("first")
+    met = partial(count_one_more, {})
+    assert [met("first"), met("second"), met("first")] == [1, 1, 2]
     for place in range(REMEMBERED_MESSAGES - 1):
-        contentions.met(f"other {place}")
-    assert contentions.met("first") == 3
-    assert contentions.met("second") == 1
+        met(f"other {place}")
+    assert [met("first"), met("second")] == [3, 1]

@@ -17,15 +17,25 @@ from jobpool.message.death import Death
 from jobpool.message.masking import MASK, Masker
 from jobpool.message.setting_types import History, parse_history
 from jobpool.telemetry.history.places import check_place
-from jobpool.telemetry.history.row import FIELDS, LARGEST, UNNAMED, Attempt, decode, encode, log_name, row_of, shortened
+from jobpool.telemetry.history.row import (
+    FIELDS,
+    LARGEST,
+    UNNAMED,
+    AttemptRow,
+    decode,
+    encode,
+    log_name,
+    row_of,
+    shortened,
+)
 from jobpool.telemetry.history.writer import Feed
 
 MASKER = Masker()
 
 
-def an_attempt(**fields: Any) -> Attempt:
+def an_attempt(**fields: Any) -> AttemptRow:
     about = dict[str, Any](name="monthly", job="report", id="a" * 16, attempt=1, queue="q", payload={"x": 1})
-    return Attempt(**({**about, "status": "acked"} | fields))
+    return AttemptRow(**({**about, "status": "acked"} | fields))
 
 
 def test_a_row_has_these_fields_in_this_order() -> None:

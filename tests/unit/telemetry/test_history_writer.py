@@ -15,20 +15,20 @@ from jobpool.broker.opening import open_backend
 from jobpool.message.masking import Masker
 from jobpool.telemetry.history import writer as module
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Line, Place
-from jobpool.telemetry.history.row import Attempt
+from jobpool.telemetry.history.row import AttemptRow
 from jobpool.telemetry.history.writer import Writer
 
 
 class Gathered:
     """What the loop would have."""
 
-    def __init__(self, *attempts: Attempt) -> None:
+    def __init__(self, *attempts: AttemptRow) -> None:
         self.attempts = list(attempts)
 
     def is_waiting(self) -> bool:
         return bool(self.attempts)
 
-    def take(self) -> list[Attempt]:
+    def take(self) -> list[AttemptRow]:
         taken, self.attempts = self.attempts, []
         return taken
 
@@ -57,9 +57,9 @@ class Moody(Place):
         return [name for name, _ in self.lines]
 
 
-def an_attempt(number: int, name: str = "report", **fields: Any) -> Attempt:
+def an_attempt(number: int, name: str = "report", **fields: Any) -> AttemptRow:
     about = dict[str, Any](name=name, job="report", id=str(number), attempt=1, queue="q", payload=None)
-    return Attempt(**({**about, "status": "acked"} | fields))
+    return AttemptRow(**({**about, "status": "acked"} | fields))
 
 
 def a_writer(place: Place, gathered: Gathered | None = None) -> Writer:
@@ -110,7 +110,7 @@ def test_an_error_in_the_thread_is_said_and_it_goes_on(
     monkeypatch.setattr(module, "EVERY", 0.01)
     place, calls = Moody(), iter([MemoryError(), RuntimeError("a fault of ours")])
 
-    def take() -> list[Attempt]:
+    def take() -> list[AttemptRow]:
         for error in calls:
             raise error
         return [an_attempt(1)]

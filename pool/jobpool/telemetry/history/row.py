@@ -28,7 +28,7 @@ _EARLIER_MARK = re.compile(r"\[… (\d+ bytes dropped) …\]")
 UNNAMED = "-"  # the name of what has none that could be one: messages that were rejected unread
 
 
-class Attempt(Struct, frozen=True):
+class AttemptRow(Struct, frozen=True):
     """The facts of one attempt whose settlement was accepted. Times: Unix seconds; `duration` in seconds.
 
     `start` None: its handler did not run. `cause`: as in `Message.cause`.
@@ -48,7 +48,7 @@ class Attempt(Struct, frozen=True):
     cause: str | None = None
 
 
-def row_of(attempt: Attempt, masker: Masker) -> dict[str, Any]:
+def row_of(attempt: AttemptRow, masker: Masker) -> dict[str, Any]:
     """Return the row, masked."""
     ended = None if attempt.start is None else attempt.start + (attempt.duration or 0.0)
     return {

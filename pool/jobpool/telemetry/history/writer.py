@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from jobpool.errors import JobpoolError
 from jobpool.message.masking import Masker
 from jobpool.telemetry.history.places import Line, Place
-from jobpool.telemetry.history.row import Attempt, encode, log_name, row_of
+from jobpool.telemetry.history.row import AttemptRow, encode, log_name, row_of
 
 EVERY = 0.5  # seconds between two visits
 MOST_AT_ONCE = 500
@@ -78,7 +78,7 @@ class Writer(threading.Thread):
     """
 
     def __init__(
-        self, place: Place, masker: Masker, waiting: Callable[[], bool], take: Callable[[], Sequence[Attempt] | None]
+        self, place: Place, masker: Masker, waiting: Callable[[], bool], take: Callable[[], Sequence[AttemptRow] | None]
     ) -> None:
         super().__init__(name="history", daemon=True)
         self._place = place
@@ -87,7 +87,7 @@ class Writer(threading.Thread):
         self._take = take
         self._end = threading.Event()
         self._left: list[Line] = []
-        self._rest: Sequence[Attempt] = ()
+        self._rest: Sequence[AttemptRow] = ()
         self._failing = False
         self.dropped = 0
 
@@ -106,7 +106,7 @@ class Writer(threading.Thread):
         """End soon. Returns at once."""
         self._end.set()
 
-    def finish(self, rest: Sequence[Attempt], limit: float) -> None:
+    def finish(self, rest: Sequence[AttemptRow], limit: float) -> None:
         """Write what is left and end. Blocks for at most `limit` seconds. Lost rows are logged."""
         self._rest = rest
         self.stop()
@@ -115,7 +115,7 @@ class Writer(threading.Thread):
         if lost:
             log.warning("history is cut short: its place cannot be written", extra={"rows": lost})
 
-    def write(self, attempts: Sequence[Attempt]) -> None:
+    def write(self, attempts: Sequence[AttemptRow]) -> None:
         """Write rows of these attempts, and what was left. An error is logged once, and tried again with the next."""
         self._left += [line for attempt in attempts if (line := self._line(attempt)) is not None]
         while self._left:
@@ -131,7 +131,7 @@ class Writer(threading.Thread):
                 log.warning("history is written again", extra={"dropped": self.dropped})
             self._failing = False
 
-    def _line(self, attempt: Attempt) -> Line | None:
+    def _line(self, attempt: AttemptRow) -> Line | None:
         """Return the row's line; None, logged, if it cannot be made."""
         try:
             return log_name(attempt.name), encode(row_of(attempt, self._masker))

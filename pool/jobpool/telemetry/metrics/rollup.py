@@ -30,7 +30,7 @@ HOUR = 3600
 
 Place = tuple[str, str]  # queue and handler
 
-Counts = Mapping[Place, Series]
+SeriesByPlace = Mapping[Place, Series]
 
 log = logging.getLogger("jobpool.metrics")
 
@@ -78,7 +78,7 @@ def decode(value: bytes) -> Row | None:
         return None
 
 
-def rows(minute: int, before: Counts, after: Counts) -> list[Row]:
+def rows(minute: int, before: SeriesByPlace, after: SeriesByPlace) -> list[Row]:
     """Return the difference of two snapshots, without the places that stayed the same."""
     found = []
     for (queue, handler), now in after.items():
@@ -137,7 +137,12 @@ class RollupThread(threading.Thread):
     """
 
     def __init__(
-        self, keys: KeyStore, pool: str, ttl: float, counts: Callable[[], Counts | None], wall: Callable[[], float]
+        self,
+        keys: KeyStore,
+        pool: str,
+        ttl: float,
+        counts: Callable[[], SeriesByPlace | None],
+        wall: Callable[[], float],
     ) -> None:
         super().__init__(name="rollups", daemon=True)
         self._keys = keys
@@ -146,8 +151,8 @@ class RollupThread(threading.Thread):
         self._counts = counts
         self._wall = wall
         self._end = threading.Event()
-        self._before: Counts = {}
-        self._last: Counts | None = None
+        self._before: SeriesByPlace = {}
+        self._last: SeriesByPlace | None = None
         self._pending: dict[str, Row] = {}
         self._written = 0
         self._failing = False
@@ -168,13 +173,13 @@ class RollupThread(threading.Thread):
         """End soon. Returns at once."""
         self._end.set()
 
-    def finish(self, counts: Counts, limit: float) -> None:
+    def finish(self, counts: SeriesByPlace, limit: float) -> None:
         """Write what has come since the last minute, and end. Blocks for at most `limit` seconds."""
         self._last = counts
         self.stop()
         self.join(limit)
 
-    def write(self, counts: Counts | None) -> None:
+    def write(self, counts: SeriesByPlace | None) -> None:
         """Write the minute that began last, and what could not be written before; an error is said once."""
         if counts is not None:
             self._written += 1  # a part of the key: a minute comes twice when the clock is set back

@@ -140,7 +140,8 @@ def _resolve(host: str, lookup: Lookup, bounds: Bounds) -> list[Address]:
     """Return what `lookup` knows.
 
     It runs in a thread: the system's resolver has no deadline and ignores signals. It waits for a dead name server for
-    as long as its own configuration says. A thread that is left behind ends with it; the child then leaves (`Wear`).
+    as long as its own configuration says. A thread that is left behind ends with it; the child then leaves
+    (`RecyclePolicy`).
     """
     answers: list[Sequence[str] | OSError] = []
 
