@@ -339,6 +339,12 @@ def disarm(ctx: JobContext, how: str, seconds: float = 0.0) -> None:
 @handler
 def resist(ctx: JobContext, seconds: float) -> None:
     end = time.monotonic() + seconds
+    with contextlib.suppress(BaseException):  # of an alarm between two sleeps
+        _sleep_until(end)
+    _sleep_until(end)
+
+
+def _sleep_until(end: float) -> None:
     while time.monotonic() < end:
         with contextlib.suppress(BaseException):
             time.sleep(0.01)
