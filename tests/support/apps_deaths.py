@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -42,11 +43,17 @@ def grow() -> None:
     time.sleep(LONG)
 
 
+def die_of_the_alarm() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    sleep()
+
+
 def become_another_program() -> None:
     os.execv("/bin/sleep", ["sleep", str(LONG)])
 
 
-WAYS = {way.__name__: way for way in (segfault, exit_at_once, loop_in_c, sleep, grow, become_another_program, os.abort)}
+_WAYS = segfault, exit_at_once, loop_in_c, sleep, grow, die_of_the_alarm, become_another_program, os.abort
+WAYS = {way.__name__: way for way in _WAYS}
 
 
 @jobpool.handler

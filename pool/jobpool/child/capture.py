@@ -43,13 +43,10 @@ class Capture:
         self.pid, self._echo = os.getpid(), echo
 
     def begin(self) -> None:
-        """Forget what was printed, and take the places of the two streams, if they were taken away."""
+        """Forget what was printed, and take the places of the two streams."""
         if self._kept.total:
             self._kept.clear()
-        if getattr(sys, "stdout", None) is not self._out:
-            sys.stdout = self._out
-        if getattr(sys, "stderr", None) is not self._err:
-            sys.stderr = self._err
+        sys.stdout, sys.stderr = self._out, self._err
 
     def keep(self, data: bytes) -> None:
         """Add to the text, without the echo."""

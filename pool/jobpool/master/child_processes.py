@@ -315,7 +315,8 @@ class ChildProcesses:
         events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
         if exited.signal == signal.SIGKILL and not killer:
             killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
-        events.append(ev.ChildDied(child, exited, started, channel.take_rest(), stack, output, killer))
+        rest, deadline = channel.take_rest(), page.child.read().deadline
+        events.append(ev.ChildDied(child, exited, started, rest, stack, output, killer, deadline))
         self.forget(child)
         return events
 

@@ -187,6 +187,7 @@ class ChildDied(ChildEvent):
 
     `started`: nonce of the last attempt that the child began. `stack`, `output`: as it left them, capped. `unread`:
     nonces of the frames that it had not read. `killer`: who else than the master sent SIGKILL; "" = unknown, or none.
+    `deadline`: of that attempt, as the child itself counted it; 0 = none.
     """
 
     exited: Exited
@@ -195,6 +196,7 @@ class ChildDied(ChildEvent):
     stack: str
     output: str
     killer: str = ""
+    deadline: float = 0.0
 
 
 class TookBack(ChildEvent):

@@ -289,7 +289,7 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     was = slot.state
     if slot.ending is EndReason.SERVER and event.exited.signal != signal.SIGKILL:
         slot.ending = EndReason.NONE  # it had died before, of itself
-    elif slot.ending is EndReason.NONE and _died_of_time(slot, event.exited.signal, pool.now):
+    elif slot.ending is EndReason.NONE and _died_of_time(slot, event, pool.now):
         slot.ending, slot.ending_text = EndReason.TIMEOUT, overran(slot.deliveries[0])
     ending = slot.ending
     pool.slots.collect(event.child, pool.now)
@@ -307,10 +307,13 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         _note_death(pool, slot, event, death, running)
 
 
-def _died_of_time(slot: Slot, number: int | None, now: float) -> bool:
-    """Return whether its time was up, and the alarm or the request for a stack killed it: a handler may let them."""
-    deadline = slot.deadline()
-    return number in (signal.SIGALRM, ASKS_STACK) and deadline is not None and now >= deadline
+def _died_of_time(slot: Slot, event: ev.ChildDied, now: float) -> bool:
+    """Return whether its time was up, and the alarm or the request for a stack killed it: a handler may let them.
+
+    By the child's own clock of the attempt: the alarm may strike before this one, which starts later behind another.
+    """
+    runs = bool(slot.deliveries) and slot.deliveries[0].nonce == event.started
+    return runs and event.exited.signal in (signal.SIGALRM, ASKS_STACK) and 0.0 < event.deadline <= now
 
 
 def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, death: Death, running: Delivery | None) -> None:

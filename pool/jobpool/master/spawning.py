@@ -24,8 +24,8 @@ def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     for server in pool.servers.values():
         if not reload:
             _keep_server(pool, server, now, actions)
-        elif server.is_young and pool.generation:  # each import takes a CPU, and the memory of the app
-            server.ending = True
+        elif server.is_young and (server.is_reload or pool.server()):  # not one without which nothing runs meanwhile
+            server.ending = True  # each import takes a CPU, and the memory of the app
             actions.append(act.EndForkServer(server.generation))
     lacking = pool.server() is None and not any(server.is_young for server in pool.servers.values())
     if reload or (lacking and now >= pool.boot.next_at):

@@ -113,6 +113,13 @@ def test_a_timeout_that_the_alarm_ends(deadly: tuple[Rig, PoolProcess]) -> None:
 
 
 @in_one_pool
+def test_a_timeout_whose_alarm_kills_the_child(deadly: tuple[Rig, PoolProcess]) -> None:
+    rig, _ = deadly
+    message, death = dead(rig, rig.enqueue("end", {"how": "die_of_the_alarm"}, timeout=0.3))
+    assert (message.reason, message.crashes, death.sent_by) == ("timeout", 0, "the pool: timeout")
+
+
+@in_one_pool
 def test_the_memory_limit(deadly: tuple[Rig, PoolProcess]) -> None:
     rig, _ = deadly
     message, death = dead(rig, rig.enqueue("end", {"how": "grow"}))

@@ -128,14 +128,24 @@ class Stage:
         return self.tell(ev.ChildResults(slot.child, [result]))
 
     def die(
-        self, slot: Slot, signal: int | None = 11, code: int | None = None, begun: bool = True, unread: int = 0
+        self,
+        slot: Slot,
+        signal: int | None = 11,
+        code: int | None = None,
+        begun: bool = True,
+        unread: int = 0,
+        earlier: float = 0.0,
     ) -> list[act.Action]:
-        """The slot's child dies: it had begun the head, or not even that; the last `unread` frames were not read."""
+        """The slot's child dies: it had begun the head, or not even that; the last `unread` frames were not read.
+
+        `earlier`: seconds by which it had begun before the loop heard of it.
+        """
         nonces = [delivery.nonce for delivery in slot.deliveries]
         started = nonces[0] if nonces and begun else 0
         behind = frozenset(nonces[len(nonces) - unread :]) if unread else frozenset()
         exited = Exited(slot.child, slot.pid, code, signal)
-        return self.tell(ev.ChildDied(slot.child, exited, started, behind, "", ""))
+        deadline = (slot.deadline() or 0.0) - earlier
+        return self.tell(ev.ChildDied(slot.child, exited, started, behind, "", "", deadline=deadline))
 
     # --- looking ------------------------------------------------------------------------------------
 

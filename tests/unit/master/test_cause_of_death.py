@@ -117,16 +117,17 @@ def test_the_alarms_own_stack_is_in_its_record() -> None:
 
 def test_a_child_that_the_alarm_or_the_request_for_its_stack_kills_has_timed_out() -> None:
     """Its handler has given such a signal its default action back."""
-    for number, seconds, outcome in (
-        (signal.SIGALRM, 10.01, "timeout"),
-        (signal.SIGALRM, 9.0, "crash"),
-        (ASKS_STACK, 11.01, "timeout"),
-        (signal.SIGSEGV, 11.01, "crash"),
+    for number, seconds, earlier, outcome in (
+        (signal.SIGALRM, 10.01, 0.0, "timeout"),
+        (signal.SIGALRM, 9.99, 0.02, "timeout"),
+        (signal.SIGALRM, 9.0, 0.02, "crash"),
+        (ASKS_STACK, 11.01, 0.0, "timeout"),
+        (signal.SIGSEGV, 11.01, 0.0, "crash"),
     ):
         stage = Stage(workers=1).boot()
         slot = stage.run("slow")
         stage.after(seconds)
-        stage.die(slot, signal=number)
+        stage.die(slot, signal=number, earlier=earlier)
         [verdict] = stage.verdicts()
         if outcome == "crash":
             assert isinstance(verdict, Forfeit), (number, seconds)

@@ -968,6 +968,14 @@ class TestReload:
         assert [action.generation for action in of(actions, act.StartForkServer)] == [3]
         assert (list(stage.pool.servers), stage.pool.boot.failures, stage.pool.reload_error) == ([1, 3], 0, "")
 
+    def test_a_reload_ends_no_import_without_which_nothing_runs_meanwhile(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.ForkServerGone(1))
+        stage.after(0.11)
+        for _ in range(2):
+            stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert list(stage.pool.servers) == [2, 4]
+
     def test_a_generation_is_never_used_twice(self) -> None:
         stage = Stage(workers=1).boot()
         for _ in range(2):
