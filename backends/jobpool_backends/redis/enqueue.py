@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
 from jobpool.broker.values import NewMessage
-from jobpool.errors import InvalidJob
+from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.batches import NOT_OPEN
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.keyspace import ENQUEUE, ENQUEUE_GIVEN, ENQUEUE_ONE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
@@ -64,13 +65,17 @@ class Enqueuer:
         self._keys.run(ENQUEUE_ONE, [queue], words, self._keys.one(queue, "last"))
 
     def list_queues(self, queues: Iterable[str]) -> None:
-        """Note the names where all queues are listed, if keys are spread. First, so that each message is found."""
+        """Note the names where all queues are listed, if keys are spread. First, so that each message is found.
+
+        The node of that list may be away, and holds up no other one. A pool names the queues that it serves again.
+        """
         if not self._keys.spread:
             return
         now = time.monotonic()
         unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
         if unknown:
-            self._keys.link.call("SADD", self._keys.queues, *unknown)
+            with suppress(BackendUnavailable):
+                self._keys.link.call("SADD", self._keys.queues, *unknown)
             listed = {queue: until for queue, until in self._listed.items() if until > now}
             self._listed = listed | dict.fromkeys(unknown, now + _LIST_INTERVAL_S)
 
