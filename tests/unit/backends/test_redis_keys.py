@@ -119,6 +119,10 @@ def test_a_leased_message_shows_its_holder(rig: Rig) -> None:
     assert re.fullmatch(rf"{lease.owner_token[:16]} 00000012500000 1 0 0 - \d{{16}} gorder-17 report", record)
 
 
+SPACE = "pools"
+OF_RECORDS = ("values", "names", "ends")
+
+
 @pytest.mark.parametrize("evicted", sorted(documented()))
 def test_a_key_that_redis_has_evicted_makes_no_reading_verb_fail_but_with_a_sentence(rig: Rig, evicted: str) -> None:
     backend = rig.open()
@@ -126,7 +130,9 @@ def test_a_key_that_redis_has_evicted_makes_no_reading_verb_fail_but_with_a_sent
     leased, nacked, dead = take(backend, 3)
     assert backend.nack(nacked, delay=100.0)
     assert backend.abandon(dead, "failed", "boom")
+    backend.keys.put_records(QUEUE, {"pool-1": b"{}"}, 60.0)
     rig.call("DEL", rig.key(evicted))
+    assert len(backend.keys.list_records(QUEUE)) == (evicted not in OF_RECORDS)
     backend.stats(QUEUE)
     backend.queues()
     for where in (MessageFilter(), MessageFilter(text="boom"), MessageFilter(handler="report")):
@@ -139,10 +145,6 @@ def test_a_key_that_redis_has_evicted_makes_no_reading_verb_fail_but_with_a_sent
             backend.inspect(leased.id)
     else:
         backend.inspect(leased.id)
-
-
-SPACE = "pools"
-OF_RECORDS = ("values", "names", "ends")
 
 
 def listed(backend: QueueBackend, **options: object) -> list[str]:
