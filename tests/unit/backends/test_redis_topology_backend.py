@@ -146,7 +146,9 @@ def test_a_node_that_is_down_with_the_list_of_queues_holds_up_no_other(
     first, second = (queue for queue in queues if node_of(cluster, queue) is not node)
     with down(node):
         producer.enqueue(a_job(queue=first))
-        [lease] = take(producer, first)
+        [lease] = take(open_one(timeout=0.5, connect_timeout=0.5), first)
+        with pytest.raises(BackendUnavailable, match=f":{node.port} refuses connections"):
+            producer.diagnose()
         assert producer.settle_many([(lease, Ack((a_job(queue=second),)))]) == [Settled.OK]
         assert waiting(producer, [second]) == [1]
     assert patiently(pool.queues) == []
