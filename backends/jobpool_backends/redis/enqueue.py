@@ -65,16 +65,13 @@ class Enqueuer:
         self._keys.run(ENQUEUE_ONE, [queue], words, self._keys.one(queue, "last"))
 
     def list_queues(self, queues: Iterable[str]) -> None:
-        """Note the names where all queues are listed, if keys are spread. First, so that each message is found.
-
-        The node of that list may be away, and holds up no other one. A pool names the queues that it serves again.
-        """
+        """Note the names where all queues are listed, if keys are spread. First, so that each message is found."""
         if not self._keys.spread:
             return
         now = time.monotonic()
         unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
         if unknown:
-            with suppress(BackendUnavailable):
+            with suppress(BackendUnavailable):  # one node has the list, and may be down: the next reap names them again
                 self._keys.link.call("SADD", self._keys.queues, *unknown)
             listed = {queue: until for queue, until in self._listed.items() if until > now}
             self._listed = listed | dict.fromkeys(unknown, now + _LIST_INTERVAL_S)
