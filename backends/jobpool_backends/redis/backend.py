@@ -139,6 +139,7 @@ class RedisClusterBackend(RedisBackend):
 
     def _reap_and_relay(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         reaped = self._leases.reap(queue, policy, visibility_timeout)
+        self._enqueuer.list_queues([queue])
         self._relay([queue])
         return reaped
 

@@ -52,6 +52,8 @@ def diagnose(link: Link) -> list[Finding]:
     found: dict[Finding, list[str]] = {}
     for title, answers in link.survey(_ASK):
         info, *settings = answers
+        if isinstance(info, BackendUnavailable):
+            raise info
         config = None
         if not any(isinstance(answer, ResponseError) for answer in answers):
             pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]

@@ -145,7 +145,13 @@ class ClusterLink(Link):
 
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
         masters = {host for host in self._table or self._ask() if host}
-        return [told for host in sorted(masters) for told in self._watched(self._at_host(host).survey, commands)]
+        told: list[tuple[str, list[Any]]] = []
+        for node in map(self._at_host, sorted(masters)):
+            try:
+                told += self._watched(node.survey, commands)
+            except BackendUnavailable as error:  # the others serve meanwhile
+                told.append((node.title, [error] * len(commands)))
+        return told
 
     def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
         by_slot = places_by(map(slot_of, keys))

@@ -273,7 +273,7 @@ _BY_WORD = {
 }
 
 _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
-    "max number of clients reached": wait(
+    "max number of clients": wait(  # a cluster adds "+ cluster connections"
         "has no connection left (maxclients): close some clients, or raise maxclients"
     ),
     "DB index is out of range": mend(

@@ -78,7 +78,7 @@ class Link(ABC):
 
     @abstractmethod
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
-        """Ask every server; return its title, and its answers, among which refusals are values."""
+        """Ask every server; return its title, and its answers: refusals are values, and so is the silence of a node."""
 
     @abstractmethod
     def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
 from jobpool.broker.values import NewMessage
-from jobpool.errors import InvalidJob
+from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.batches import NOT_OPEN
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.keyspace import ENQUEUE, ENQUEUE_GIVEN, ENQUEUE_ONE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
@@ -70,7 +71,8 @@ class Enqueuer:
         now = time.monotonic()
         unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
         if unknown:
-            self._keys.link.call("SADD", self._keys.queues, *unknown)
+            with suppress(BackendUnavailable):  # one node has the list, and may be down: the next reap names them again
+                self._keys.link.call("SADD", self._keys.queues, *unknown)
             listed = {queue: until for queue, until in self._listed.items() if until > now}
             self._listed = listed | dict.fromkeys(unknown, now + _LIST_INTERVAL_S)
 

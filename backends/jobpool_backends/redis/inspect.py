@@ -144,6 +144,7 @@ class Inspector:
         wanted = (place for place in places if place[:2] > behind)
         while some := list(islice(wanted, piece)):
             yield from self._read(some, where, bodies or where.text is not None)
+            piece = min(2 * piece, MEMBERS_PER_SCRIPT)  # few of them match: go on in larger steps
 
     def _all(self, where: MessageFilter, behind: str, piece: int) -> Iterator[Place]:
         states = where.states or tuple(State)
@@ -161,6 +162,7 @@ class Inspector:
         more = True
         while more:
             more, *found = self._keys.run(WALK, [queue], (letters, behind, piece))
+            piece = min(2 * piece, MEMBERS_PER_SCRIPT)
             for text in map(_text, found):
                 behind = text[:_SEQUENCE_CHARS]
                 yield Place(behind, tie, queue, text[_SEQUENCE_CHARS:] + behind)

@@ -89,6 +89,17 @@ def cost(work: Work, state: State, count: int) -> Counter[str]:
         return rig.commands() - before
 
 
+def test_a_short_page_of_what_is_seldom_found_is_looked_for_in_large_pieces(rig: Rig) -> None:
+    backend = rig.open()
+    fill(backend, MANY, State.WAITING)
+    last = backend.enqueue(a_job("needle", priority=9))
+    found: list[str] = []
+    page = MessageFilter(text="needle")
+    spent = rig.spent(lambda: found.extend(message.id for message in backend.list_messages(page, limit=1)))
+    assert found == [last]
+    assert spent["evalsha"] < MANY / 50
+
+
 # --- what is not used costs nothing -------------------------------------------------------------------------
 
 PLAIN = {

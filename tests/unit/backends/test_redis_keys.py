@@ -7,6 +7,7 @@ from threading import Thread
 
 import orjson
 import pytest
+from msgspec.structs import replace
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, new_lease
 from support.waiting import wait_until
@@ -17,7 +18,7 @@ from jobpool.broker.values import MessageFilter, NewBatch
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.results import Kept
-from jobpool.message.settlement import Abandon, Ack, Forfeit
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Settled
 from jobpool_backends.redis import keyspace as keys_module
 from jobpool_backends.redis.keyspace import KeyNames
 
@@ -119,6 +120,10 @@ def test_a_leased_message_shows_its_holder(rig: Rig) -> None:
     assert re.fullmatch(rf"{lease.owner_token[:16]} 00000012500000 1 0 0 - \d{{16}} gorder-17 report", record)
 
 
+SPACE = "pools"
+OF_RECORDS = ("values", "names", "ends")
+
+
 @pytest.mark.parametrize("evicted", sorted(documented()))
 def test_a_key_that_redis_has_evicted_makes_no_reading_verb_fail_but_with_a_sentence(rig: Rig, evicted: str) -> None:
     backend = rig.open()
@@ -126,7 +131,9 @@ def test_a_key_that_redis_has_evicted_makes_no_reading_verb_fail_but_with_a_sent
     leased, nacked, dead = take(backend, 3)
     assert backend.nack(nacked, delay=100.0)
     assert backend.abandon(dead, "failed", "boom")
+    backend.keys.put_records(QUEUE, {"pool-1": b"{}"}, 60.0)
     rig.call("DEL", rig.key(evicted))
+    assert len(backend.keys.list_records(QUEUE)) == (evicted not in OF_RECORDS)
     backend.stats(QUEUE)
     backend.queues()
     for where in (MessageFilter(), MessageFilter(text="boom"), MessageFilter(handler="report")):
@@ -141,12 +148,22 @@ def test_a_key_that_redis_has_evicted_makes_no_reading_verb_fail_but_with_a_sent
         backend.inspect(leased.id)
 
 
-SPACE = "pools"
-OF_RECORDS = ("values", "names", "ends")
-
-
 def listed(backend: QueueBackend, **options: object) -> list[str]:
     return [key for key, _ in backend.keys.list_records(SPACE, **options)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["last", "done:order-17", "unique:order-17"])
+def test_a_text_that_was_written_by_hand_counts_for_nothing(rig: Rig, name: str) -> None:
+    backend = rig.open()
+    for job in (a_job(), a_job(unique=True, idempotency_key="order-17")):
+        rig.call("SET", rig.key(name), "by hand")
+        backend.enqueue(job)
+    rig.call("SET", rig.key(name), "by hand")
+    guards = Guards(key="order-17")
+    for lease in take(backend, 2):
+        assert backend.keys.begin_many([(lease, guards)])[0]
+        assert backend.settle_many([(replace(lease, guards=guards), Abandon("failed"))]) == [Settled.OK]
+    assert backend.stats(QUEUE).dead == 2
 
 
 def test_records_that_have_ended_are_removed_by_the_next_that_are_written(turned: Rig) -> None:

@@ -276,8 +276,9 @@ def test_a_server_that_loads_its_data(start: Start) -> None:
         assert link.call("GET", "7") == b"x" * 100
 
 
-def test_a_server_with_too_many_clients(start: Start) -> None:
-    server = start()
+@pytest.mark.parametrize("cluster", ["no", "yes"])
+def test_a_server_with_too_many_clients(start: Start, cluster: str) -> None:
+    server = start(cluster_enabled=cluster)
     with linked(server) as link, linked(server) as other:
         link.call("CONFIG", "SET", "maxclients", 1)
         text = told(BackendUnavailable, lambda: other.call("PING"))

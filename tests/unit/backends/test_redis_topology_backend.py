@@ -138,6 +138,24 @@ def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
     assert waiting(second, queues[1:]) == [1, 1]
 
 
+def test_a_node_that_is_down_with_the_list_of_queues_holds_up_no_other(
+    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
+) -> None:
+    producer, pool = open_one(timeout=0.5, connect_timeout=0.5), open_one()
+    node = node_of(cluster, keys.queues)
+    first, second = (queue for queue in queues if node_of(cluster, queue) is not node)
+    with down(node):
+        producer.enqueue(a_job(queue=first))
+        [lease] = take(open_one(timeout=0.5, connect_timeout=0.5), first)
+        with pytest.raises(BackendUnavailable, match=f":{node.port} refuses connections"):
+            producer.diagnose()
+        assert producer.settle_many([(lease, Ack((a_job(queue=second),)))]) == [Settled.OK]
+        assert waiting(producer, [second]) == [1]
+    assert patiently(pool.queues) == []
+    pool.reap(second)
+    assert pool.queues() == [second]
+
+
 def test_an_entry_that_is_relayed_twice_is_added_once(
     open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
 ) -> None:

@@ -152,7 +152,7 @@ local function add(queues, names, words, at, count, refused, brought)
         end
     end
     local moved, known = {}, known_among(queues[1], ids, given, remembered)
-    local seq = math.max(tonumber(call('GET', LEAD.last) or 0), now - 1)
+    local seq = math.max(tonumber(call('GET', LEAD.last) or 0) or 0, now - 1)
     for i, id in ipairs(ids) do
         local from = at + count + 5 * (i - 1)
         local left_out = refused and refused[i]

@@ -7,7 +7,7 @@ if call('HMGET', q.ids, ARGV[2])[1] then
     return -- a repeated call
 end
 local last = call('SET', LEAD.last, stamp, 'GET')
-if last and tonumber(last) >= now then
+if (tonumber(last or 0) or 0) >= now then
     seq = tonumber(last) + 1
     call('SET', LEAD.last, digits(seq))
 end

@@ -10,7 +10,8 @@ repeat
     keys = call('ZRANGE', LEAD.names, from, to, 'BYLEX', 'LIMIT', 0, PIECE)
     local ends = ask('ZMSCORE', LEAD.ends, keys)
     for i, key in ipairs(keys) do
-        if ends[i] and tonumber(ends[i]) > now then
+        local value = ends[i] and tonumber(ends[i]) > now and call('HGET', LEAD.values, key)
+        if value then
             if #answers > 2 * most then
                 return answers
             end
@@ -18,7 +19,7 @@ repeat
                 answers[1] = 1
                 return answers
             end
-            local value, size = call('HGET', LEAD.values, key), #answers
+            local size = #answers
             answers[size + 1], answers[size + 2] = key, value
             bytes = bytes + #key + #value
         end

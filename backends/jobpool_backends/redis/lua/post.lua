@@ -32,7 +32,7 @@ for i = 1, count do
 end
 sweep_claims(q, SWEEP)
 local known = known_among(q, ids, given, given)
-local seq = math.max(tonumber(call('GET', LEAD.last) or 0), now - 1)
+local seq = math.max(tonumber(call('GET', LEAD.last) or 0) or 0, now - 1)
 for i, id in ipairs(ids) do
     if not known[id] then
         known[id] = true -- the same id again is the same message

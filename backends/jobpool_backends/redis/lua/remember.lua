@@ -3,7 +3,7 @@
 -- Return the remembered answer, or nil.
 local function recall(key)
     local text = call('GET', key)
-    return text and tonumber(sub(text, 1, 16)) > now and sub(text, 17) or nil
+    return text and (tonumber(sub(text, 1, 16)) or 0) > now and sub(text, 17) or nil
 end
 
 local function remember(key, lasts, text)
