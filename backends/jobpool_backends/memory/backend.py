@@ -47,7 +47,7 @@ LONGEST_SLEEP = 0.1  # seconds until a waiter looks again: a manual clock may ha
 
 
 class MemoryBackend(QueueBackend):
-    """Messages in this process's memory: two that are opened share nothing. `close` only wakes the threads that wait.
+    """Messages in this process's memory: two that are opened share nothing. After `close` nobody waits for results.
 
     `clock` tells all times; `caps` bound the dead letters of each queue.
     """

@@ -47,6 +47,7 @@ class Enqueuer:
         """
         given = all(message.given for message in messages)
         if not all(map(is_plain, messages)):
+            messages = distinct(messages)  # also of two pieces
             if len(list(in_pieces(messages))) == 1:
                 return dict(self._database.run(_BRING, all_columns(messages), repeatable=given))
             return self._database.transaction(lambda connection: self.add_on(connection, messages), repeatable=given)

@@ -414,7 +414,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         check_count(limit, "limit", 1, sys.maxsize)
         if verb in (Verb.RETRY, Verb.RESUME) and self.has_control:
             with suppress(*OUTAGES):  # of a lent key store, which must not hold this up
-                control.unmark_dead(self)
+                control.unmark_dead(self, where)
         return self._bulk(where, verb, limit)
 
     def edit_many(self, edits: Sequence[Edit], call_id: str | None = None) -> list[Edited]:

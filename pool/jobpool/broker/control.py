@@ -300,9 +300,10 @@ def unmark(backend: QueueBackend, idents: Iterable[str]) -> None:
     backend.control_keys.delete_records(ASKED, [CANCEL + ident for ident in idents])
 
 
-def unmark_dead(backend: QueueBackend) -> None:
-    """Remove the marks of dead letters, which have ended: one that is raised is to run. Blocks until pools know it."""
-    where = MessageFilter(ids=tuple(read(backend).cancels), states=(State.DEAD,))
+def unmark_dead(backend: QueueBackend, where: MessageFilter) -> None:
+    """Remove the marks of these dead letters: one that is raised is to run. Blocks until pools know it."""
+    marked = read(backend).cancels.keys()
+    where = structs.replace(where, ids=tuple(marked & where.ids if where.ids else marked), states=(State.DEAD,))
     if where.ids and (dead := [message.id for message in matching(backend, where)]):
         unmark(backend, dead)
         time.sleep(KNOWN_AFTER_S)

@@ -83,7 +83,7 @@ def dead_purge(session: Session, older_than: str | None, keep: int, **asked: Any
     _carry_out(session, _dead(where), Verb.DELETE, asked, keep=keep)
 
 
-@click.command("purge", cls=Command, short_help="Delete messages.")
+@click.command("purge", cls=Command)
 @selecting
 @confirmed
 def purge(session: Session, **asked: Any) -> None:

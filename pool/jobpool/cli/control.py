@@ -53,7 +53,7 @@ queues_argument = click.argument(
 )
 
 
-@click.command("pause", cls=Command, short_help="Pause queues for all pools.")
+@click.command("pause", cls=Command)
 @queues_argument
 @option("--reason", default="", metavar="TEXT", help="Reason, which `jobpool stats` shows.")
 @option("--until", callback=_until, metavar="TIME", help="Resume by itself then: 2h, or 2026-07-01T08:00+02:00.")
@@ -86,7 +86,7 @@ def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ..
     return set(unknown)
 
 
-@click.command("resume", cls=Command, short_help="Resume paused queues.")
+@click.command("resume", cls=Command)
 @queues_argument
 @as_json
 def resume(session: Session, queues: tuple[str, ...]) -> None:
@@ -156,7 +156,7 @@ def pools_resume(session: Session, ident: str) -> None:
         (say if was else note)(f"{ident} is resumed" if was else f"{ident} was not drained")
 
 
-@click.command("cancel", cls=Command, short_help="Cancel jobs that wait, are delayed or run.")
+@click.command("cancel", cls=Command)
 @bulk.selecting
 @option("--purge", is_flag=True, help="Remove them, in place of dead letters with the reason cancelled.")
 @time_option("--wait", default="10s", help="Wait for pools so long.  [default: 10s]")
@@ -208,7 +208,7 @@ def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: di
             say(one_line(f"would cancel batch {batch.id}: {plural(batch.left, 'member')}"))
 
 
-@click.command("edit", cls=Command, common=SIGNER, short_help="Change when waiting jobs run, their priority or queue.")
+@click.command("edit", cls=Command, common=SIGNER)
 @bulk.selecting
 @option("--at", callback=_until, metavar="TIME", help="Run then: 2h from now, or 2026-07-01T08:00+02:00.")
 @option("--now", is_flag=True, help="Run now.")

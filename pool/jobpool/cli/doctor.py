@@ -22,7 +22,7 @@ _NAME_WIDTH = 28
 _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
 
 
-@click.command("doctor", cls=Command, common=options.COMMON_KEYS, short_help="Find settings that lose jobs.")
+@click.command("doctor", cls=Command, common=options.COMMON_KEYS)
 @option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @option("--ignore", multiple=True, metavar="CHECK", help="Name of a check to leave out; repeatable.")
 @as_json

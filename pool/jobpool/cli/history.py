@@ -38,7 +38,7 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 """`requeued`, `timed_out` and `reaped` say more of what is counted already."""
 
 
-@click.command("history", cls=Command, short_help="Show recorded attempts.")
+@click.command("history", cls=Command)
 @click.argument("job", required=False, metavar="[NAME]")
 @option("--limit", type=click.IntRange(1, 100_000), default=20, metavar="N", help="Show the newest N.  [default: 20]")
 @option("--status", type=click.Choice(ENDS), metavar="WORD", help=f"Show attempts with this end: {', '.join(ENDS)}.")

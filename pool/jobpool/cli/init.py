@@ -23,7 +23,7 @@ FILES = ("jobpool.toml", "jobs.py")
 DEFAULT_BACKEND = 'backend = "sqlite:///jobpool.db"'
 
 
-@click.command("init", cls=Command, short_help="Write a first configuration and a first handler.")
+@click.command("init", cls=Command)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @option("--force", is_flag=True, help="Overwrite existing files.")
 @option("--broker-only", is_flag=True, help="Only prepare the configured broker (make its tables), and write no files.")

@@ -96,7 +96,7 @@ class Verbs(click.Group):
     """A group of verbs, each imported when it is asked for. A verb may be left out, and its options stand before it.
 
     Args:
-        places: Name → module of `jobpool.cli` and the command in it.
+        places: Name → module of `jobpool.cli`, the command in it, and for the root what `--help` says of it.
         others: The entry-point group of verbs that other packages bring; "" = none do. All that is installed is looked
             through only for a name that is not known, and for all names.
     """
@@ -110,8 +110,10 @@ class Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self._places:
-            module, _, command = self._places[cmd_name].partition(":")
+            place, _, means = self._places[cmd_name].partition(" ")
+            module, _, command = place.partition(":")
             found: click.Command = getattr(import_module(f"jobpool.cli.{module}"), command)
+            found.short_help = found.short_help or means
             return found
         if cmd_name not in self.commands:
             self._look()
@@ -164,6 +166,15 @@ class Root(Verbs):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return ["[OPTIONS]  |  VERB [OPTIONS] ..."]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        """List the verbs without an import of all their modules."""
+        self._look()
+        means = {name: place.partition(" ")[2] for name, place in self._places.items()}
+        others = self.commands.items()
+        means |= {name: command.get_short_help_str(100) for name, command in others if not command.hidden}
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(means.items()))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
@@ -408,25 +419,25 @@ def _hinted(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
 
 
 VERBS = {
-    "run": "run:run",
-    "run-one": "run_one:run_one",
-    "enqueue": "enqueue:enqueue",
-    "stats": "messages:stats",
-    "list": "messages:list_",
-    "inspect": "messages:inspect",
-    "status": "tracking:status",
-    "result": "tracking:result",
-    "purge": "bulk:purge",
-    "cancel": "control:cancel",
-    "edit": "control:edit",
-    "pause": "control:pause",
-    "resume": "control:resume",
-    "reap": "messages:reap",
-    "top": "top:top",
-    "health": "top:health",
-    "history": "history:history",
-    "doctor": "doctor:doctor",
-    "init": "init:init",
+    "run": "run:run Run a pool; the same as `jobpool` without a verb.",
+    "run-one": "run_one:run_one Run one job here and now, and print its result.",
+    "enqueue": "enqueue:enqueue Enqueue a job, or a file of jobs, and print the ids.",
+    "stats": "messages:stats Count the messages of queues.",
+    "list": "messages:list_ List messages.",
+    "inspect": "messages:inspect Show everything about one message.",
+    "status": "tracking:status Tell what became of jobs.",
+    "result": "tracking:result Print what a job returned.",
+    "purge": "bulk:purge Delete messages.",
+    "cancel": "control:cancel Cancel jobs that wait, are delayed or run.",
+    "edit": "control:edit Change when waiting jobs run, their priority or queue.",
+    "pause": "control:pause Pause queues for all pools.",
+    "resume": "control:resume Resume paused queues.",
+    "reap": "messages:reap Give back messages whose lease has expired.",
+    "top": "top:top Watch the pools of this machine, slot by slot.",
+    "health": "top:health Check the pools of this machine.",
+    "history": "history:history Show recorded attempts.",
+    "doctor": "doctor:doctor Find settings that lose jobs.",
+    "init": "init:init Write a first configuration and a first handler.",
 }
 GROUPS = {
     "dead": ("List, retry or purge dead letters.", "bulk:dead_list bulk:dead_retry bulk:dead_purge"),

@@ -57,7 +57,7 @@ names_argument = click.argument("names", nargs=-1, metavar="[QUEUE]...")
 names_option = option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 
 
-@click.command("list", cls=Command, short_help="List messages.")
+@click.command("list", cls=Command)
 @terms_argument
 @queue_term
 @limit_option
@@ -71,7 +71,7 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
     show(session, read_filter(terms, queue), limit)
 
 
-@click.command("inspect", cls=Command, short_help="Show everything about one message.")
+@click.command("inspect", cls=Command)
 @click.argument("ident", metavar="ID")
 @queue_option("Queue of the message, for brokers that cannot look in all queues.")
 @as_json
@@ -258,7 +258,7 @@ def _describe(message: Message, values: dict[str, Any]) -> None:
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
-@click.command("stats", cls=Command, common=BROKER, short_help="Count the messages of queues.")
+@click.command("stats", cls=Command, common=BROKER)
 @names_argument
 @names_option
 @as_json
@@ -299,7 +299,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> No
         )
 
 
-@click.command("reap", cls=Command, short_help="Give back messages whose lease has expired.")
+@click.command("reap", cls=Command)
 @names_argument
 @names_option
 @as_json

@@ -41,9 +41,7 @@ log = logging.getLogger("jobpool.cli")
 _stop = partial(option, section="When to stop  [default: when told to]")
 
 
-@click.command(
-    "run", cls=Command, common=options.COMMON_KEYS, short_help="Run a pool; the same as `jobpool` without a verb."
-)
+@click.command("run", cls=Command, common=options.COMMON_KEYS)
 @options.settings
 @_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is left to do.")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")

@@ -26,7 +26,7 @@ FAILED = DEGRADED = 1
 NO_POOL = 3
 
 
-@click.command("health", cls=Command, common=("name",), short_help="Check the pools of this machine.")
+@click.command("health", cls=Command, common=("name",))
 @as_json
 def health(session: Session) -> int:
     """Check the pools on this machine, or those called --name. Exits 0: healthy, 1: degraded, 3: no pool."""
@@ -61,7 +61,7 @@ def _values(health: Health) -> dict[str, object]:
     return {"name": health.pool.name, "pid": health.pool.pid, "healthy": health.ok, "checks": checks}
 
 
-@click.command("top", cls=Command, common=("name",), short_help="Watch the pools of this machine, slot by slot.")
+@click.command("top", cls=Command, common=("name",))
 @option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal, or a dumb one]")
 @option(
     "-d",

@@ -28,7 +28,7 @@ COUNTS = ("total", "succeeded", "failed", "cancelled")  # of a batch, in JSON
 COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
 
 
-@click.command("status", cls=Command, short_help="Tell what became of jobs.")
+@click.command("status", cls=Command)
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
 @option("--watch", is_flag=True, help="Tell it at each change, until all have ended; with --json, a document each.")
 @as_json
@@ -77,7 +77,7 @@ def _row(one: JobStatus) -> list[str]:
     return [*texts, what or "-"]
 
 
-@click.command("result", cls=Command, short_help="Print what a job returned.")
+@click.command("result", cls=Command)
 @click.argument("ident", metavar="ID")
 @time_option("--timeout", default="0", help="Time to wait for its end.  [default: 0]")
 def result(session: Session, ident: str, timeout: float) -> int:

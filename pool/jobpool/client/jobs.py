@@ -412,7 +412,7 @@ class Jobs:
     @property
     def _lock(self) -> threading.Lock:
         """Held to open the backend. Made at its first use: gevent may have patched `threading` since the import."""
-        return self.__dict__.setdefault("lock", threading.Lock())  # type: ignore[no-any-return]
+        return self.__dict__.setdefault("_lock", threading.Lock())  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Close the backend, unless it was given open; safe to call twice."""
@@ -487,7 +487,7 @@ def job_batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[Job
 def _after_fork() -> None:
     """Forget, in a forked process, the parent's backends, and locks that its threads may have held."""
     for jobs in _all:
-        jobs.__dict__.pop("lock", None)
+        jobs.__dict__.pop("_lock", None)
         if jobs._opened is not None:
             _inherited.append(jobs._opened)
             jobs._opened = None

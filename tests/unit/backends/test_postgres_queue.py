@@ -417,6 +417,16 @@ SETTLEMENTS: list[Settlement] = [Ack(), Nack(0.0, "boom"), Nack(0.01), Abandon("
 # --- enqueueing many ----------------------------------------------------------------------------------------
 
 
+def test_a_second_job_of_an_id_is_left_out_with_the_first_of_another_piece(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enqueue, "_PIECE_MESSAGES", 1)
+    key: dict[str, Any] = {"unique": True, "idempotency_key": "order-17"}
+    backend.enqueue(a_job(identifier="first", **key))
+    assert backend.enqueue_many([a_job(identifier="again", **key), a_job(identifier="again")]) == ["first"] * 2
+    assert backend.inspect("again") is None
+
+
 def test_many_go_in_their_order_whatever_is_in_pieces(
     monkeypatch: pytest.MonkeyPatch, rig: Rig, backend: PostgresBackend
 ) -> None:

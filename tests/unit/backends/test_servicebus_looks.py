@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from support.jobs import QUEUE, a_job, at, numbered
 from support.peers import turned_hub, turned_peer
 from support.tables import row
 
+from jobpool.broker import control as asked
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level
+from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported, WriteRefused
 from jobpool_backends.servicebus import bulk, inspect
@@ -110,6 +113,17 @@ def test_dead_letters_that_were_not_meant_are_as_before(backend: QueueBackend, c
     assert those() == before
     assert not any(look.locked for look in before)
     assert [message.id for message in backend.list_messages(MessageFilter(states=(State.DEAD,)))] == known[::2]
+
+
+def test_the_mark_of_a_letter_goes_before_a_client_that_has_not_met_its_queue_raises_it(harness: PeerHarness) -> None:
+    backend, state = harness.open(), open_backend("memory://")
+    first, second = bury(backend, ["failed", "failed"])
+    fresh = harness.connect()
+    fresh.lend(state)
+    with closing(fresh):
+        asked.cancel(fresh, [first, second], wait=0.0)
+        assert fresh.bulk(MessageFilter(queue=QUEUE, ids=(first,)), Verb.RETRY) == 1
+        assert asked.read(fresh).cancels.keys() == {second}
 
 
 def test_letters_whose_copies_are_refused_stay_free(backend: QueueBackend, control: Control) -> None:

@@ -141,6 +141,18 @@ def test_the_words_of_a_pool_load_no_other_verb_and_do_not_look_through_what_is_
     assert done.returncode == 0, done.stderr
 
 
+def test_help_lists_all_verbs_and_loads_no_more_of_them_than_the_pools() -> None:
+    program = (
+        "import contextlib, sys\nfrom jobpool.cli.main import cli\n"
+        "with contextlib.suppress(SystemExit):\n    cli.main(['--help'])\n"
+        "print(*{f'jobpool.cli.{name}' for name in ('bulk', 'control', 'messages')} & set(sys.modules))"
+    )
+    *told, loaded = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
+    assert not loaded
+    described = {line.split()[0]: line.split(maxsplit=1)[1:] for line in told if line.startswith("  ")}
+    assert all(described[name] for name in cli.list_commands(click.Context(cli)))
+
+
 def _options() -> Iterator[click.Option]:
     assert isinstance(cli, Verbs)
     for command in walk(cli):
