@@ -136,11 +136,8 @@ def close(why: bytes = e.NULL) -> bytes:
 
 ACCEPTED = e.composite(codes.ACCEPTED, [])
 RELEASED = e.composite(codes.RELEASED, [])
+MODIFIED = e.composite(codes.MODIFIED, [e.TRUE, e.FALSE, e.NULL])
 REJECTED = e.composite(codes.REJECTED, [e.NULL])
-
-
-def modified(delivery_failed: bool, undeliverable_here: bool) -> bytes:
-    return e.composite(codes.MODIFIED, [e.boolean(delivery_failed), e.boolean(undeliverable_here), e.NULL])
 
 
 def rejected(condition: str, description: str) -> bytes:

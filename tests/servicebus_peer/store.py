@@ -132,9 +132,6 @@ class Store(Shelf):
         self._wait(message)
 
     def dead_letter(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
-        if self.dead_letters is None:
-            self._locks.find(token)
-            raise AmqpError(errors.NOT_ALLOWED, "a message of a dead-letter queue cannot be dead-lettered")
         self._bury(self._unlock(token), reason, description)
 
     # --- time ---------------------------------------------------------------------------------------
