@@ -43,7 +43,6 @@ class Lock:
     """A peek-lock. `until` in seconds of the peer's monotonic clock, `shown_until` in ms of Unix time."""
 
     token: uuid.UUID
-    owner: object
     until: float
     shown_until: int
 

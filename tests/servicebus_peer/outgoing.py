@@ -105,7 +105,7 @@ class ConsumerLink(OutgoingLink):
             pass
 
     def deliver_one(self) -> bool:
-        message = self.store.take(self)
+        message = self.store.take()
         if message is None:
             return False
         assert message.lock is not None
