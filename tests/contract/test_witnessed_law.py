@@ -9,11 +9,10 @@ from typing import cast
 import pytest
 from support.accounts import count
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, new_lease, numbered
+from support.jobs import QUEUE, a_job
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ReapPolicy
-from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled, Settlement
 from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.witness import Witness
 
@@ -34,39 +33,6 @@ def witnessed(backend: QueueBackend, ledger: Ledger, harness: Harness) -> QueueB
 
 def of(ledger: Ledger, event: str) -> list[Line]:
     return [line for line in ledger.read() if line.event == event]
-
-
-def test_fetches_and_settlements(witnessed: QueueBackend, ledger: Ledger) -> None:
-    ids = witnessed.enqueue_many(numbered(4))
-    leases = witnessed.fetch_many(QUEUE, limit=4)
-    verbs: list[Settlement] = [Ack(), Nack(), Abandon("rejected"), Release()]
-    answers = witnessed.settle_many(list(zip(leases, verbs, strict=True)))
-
-    assert answers == [Settled.OK] * 4
-    assert [(line.id, line.fence, line.attempt, line.crashes) for line in of(ledger, "fetched")] == [
-        (lease.id, lease.deliveries, lease.attempts + 1, lease.crashes) for lease in leases
-    ]
-    assert [line.verb for line in of(ledger, "asked")] == ["ack", "nack", "abandon", "release"]
-    assert [(line.id, line.answer) for line in of(ledger, "settled")] == [(lease.id, "ok") for lease in leases]
-    assert {lease.id for lease in leases} == set(ids)
-
-
-def test_leases_that_were_lost(witnessed: QueueBackend, ledger: Ledger) -> None:
-    lease = new_lease(witnessed)
-    witnessed.ack(lease)
-
-    assert witnessed.renew_many([lease], 30.0) == [None]
-    assert [(line.id, line.verb) for line in of(ledger, "lost")] == [(lease.id, "renew")]
-
-
-@pytest.mark.lacks("native_reap")
-def test_what_was_reaped(harness: Harness, witnessed: QueueBackend, ledger: Ledger) -> None:
-    ident = witnessed.enqueue(a_job())
-    witnessed.fetch_many(QUEUE, limit=1, ttl=1.0)
-    harness.expire_leases(1.0)
-    witnessed.reap(QUEUE, AT_ONCE)
-
-    assert [(line.id, line.crashes, line.answer) for line in of(ledger, "reaped")] == [(ident, 1, "back")]
 
 
 def fail(backend: QueueBackend, _: Harness) -> None:

@@ -15,16 +15,8 @@ same port, with no queues: the restart that keeps them is `control.restart()`. `
 `function(broker)` on the peer's thread. A fork inherits the sockets of a `PeerThread`, and with them its port: where
 the code under test forks, take a `PeerProcess`.
 
-Both take the fields of `Settings` by keyword: `auth` (True: tokens are checked), `auto_create` (False). A thread takes
-`standing_clock` too (None, or the Unix time of a clock that only moves when it is turned).
-
-`Control(host, port)` speaks to the control port of a peer from any thread or process; it can be pickled. It asks for
-
-* queues: `create_queue`, `delete_queue`, `set_status`, `queues`, `counts`, `messages`, `purge`;
-* time: `turn`, `set_clock`, `now`; locks and schedules go by the peer's clock;
-* faults of the network: `drop_connections`, `close_connections`, `detach_links`, `refuse`, `stall`, `restart`;
-* faults of operations: `fail`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`;
-* `heal`, which ends all faults, and `connections`, `links`: what is open.
+Both take the fields of `Settings` by keyword; the `standing_clock` is for a thread alone. What a peer can be asked for
+is in `control`.
 
 By hand: `python -m servicebus_peer --port 5672 --auto-create` with `tests` on the path.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servicebus_peer import cbs, codes, errors, management
-from servicebus_peer.errors import AmqpError
+from servicebus_peer import cbs, codes, management
 from servicebus_peer.links import IncomingLink, Link
 from servicebus_peer.message import parsed
 from servicebus_peer.namespace import Queue
@@ -18,12 +17,6 @@ from servicebus_peer.store import Store
 
 if TYPE_CHECKING:
     from servicebus_peer.session import Session
-
-LARGEST_REQUEST = 4 << 20
-"""Bytes."""
-
-ROOM = 1 << 16
-"""Bytes by which a message may be too large and still be put together, so that it is rejected and not the link."""
 
 
 def linked(session: Session, asked: Attach) -> tuple[Link, int]:
@@ -44,25 +37,18 @@ def linked(session: Session, asked: Attach) -> tuple[Link, int]:
 
 def _consumer(session: Session, asked: Attach, address: str, queue: Queue, store: Store) -> ConsumerLink:
     queue.check_receive()
-    if any("session-filter" in name for name in asked.filters):
-        raise AmqpError(errors.NOT_ALLOWED, f"'{address}' has no sessions: this peer has none")
-    if asked.sender_settle_mode == codes.SETTLED:
-        raise AmqpError(errors.NOT_IMPLEMENTED, "this peer gives no message without a lock")
     return ConsumerLink(session, asked, address, store, session.broker.consumers(store))
 
 
 def _producer(session: Session, asked: Attach, address: str, queue: Queue, store: Store) -> IncomingLink:
     queue.check_send()
-    if store is queue.dead_letters:
-        raise AmqpError(errors.NOT_ALLOWED, f"messages come to '{address}' by dead-lettering only")
 
     def take(payload: bytes, message_format: int) -> None:
         session.broker.faults.check("send", queue.name)
         queue.check_send()
         _enqueue(store, payload, message_format)
 
-    largest = store.properties.max_message_size + ROOM
-    return IncomingLink(session, asked, address, "send", largest, take)
+    return IncomingLink(session, asked, address, "send", take)
 
 
 def _enqueue(store: Store, payload: bytes, message_format: int) -> None:
@@ -87,13 +73,13 @@ def _request_link(session: Session, asked: Attach, address: str, store: Store | 
         else:
             _manage(session, address, store, request)
 
-    return IncomingLink(session, asked, address, None, LARGEST_REQUEST, take)
+    return IncomingLink(session, asked, address, None, take)
 
 
 def _manage(session: Session, address: str, store: Store, request: Request) -> None:
     faults = session.broker.faults
     link = session.reply_link(address)
-    payload = management.answer(store, faults, request, link)
+    payload = management.answer(store, faults, request)
     if link is not None:
         faults.reply("management", lambda: link.reply(payload))
 

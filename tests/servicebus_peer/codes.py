@@ -45,8 +45,5 @@ FOOTER = 0x78
 SENDER = False
 RECEIVER = True
 
-SETTLED = 1
-"""snd-settle-mode "settled", AMQP 2.8.2: what a client asks for that receives and deletes."""
-
 BATCH = 0x80013700
 """The message format of a batch: each data section is one encoded message. Source: the protocol guide."""

@@ -5,20 +5,16 @@ Conditions: AMQP 2.8.15-2.8.18 (amqp:…), and the protocol guide, "Errors", for
 
 from __future__ import annotations
 
-DECODE_ERROR = "amqp:decode-error"
 NOT_FOUND = "amqp:not-found"
 NOT_ALLOWED = "amqp:not-allowed"
 NOT_IMPLEMENTED = "amqp:not-implemented"
 UNAUTHORIZED = "amqp:unauthorized-access"
-FRAMING_ERROR = "amqp:connection:framing-error"
 CONNECTION_FORCED = "amqp:connection:forced"
 DETACH_FORCED = "amqp:link:detach-forced"
-TRANSFER_LIMIT_EXCEEDED = "amqp:link:transfer-limit-exceeded"
 MESSAGE_SIZE_EXCEEDED = "amqp:link:message-size-exceeded"
 LOCK_LOST = "com.microsoft:message-lock-lost"
 MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
 ENTITY_DISABLED = "com.microsoft:entity-disabled"
-ARGUMENT_ERROR = "com.microsoft:argument-error"
 AUTH_FAILED = "com.microsoft:auth-failed"
 SERVER_BUSY = "com.microsoft:server-busy"
 
@@ -31,13 +27,6 @@ class AmqpError(Exception):
         self.condition = condition
         self.description = description
         self.status = status
-
-
-class DecodeError(AmqpError):
-    """Bytes that are not what the standard has at their place."""
-
-    def __init__(self, description: str) -> None:
-        super().__init__(DECODE_ERROR, description)
 
 
 def lock_lost(token: object) -> AmqpError:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from servicebus_peer.decoding import Described, decode
-from servicebus_peer.errors import FRAMING_ERROR, AmqpError, DecodeError
 
 MAX_FRAME_SIZE = 65_536
 """Bytes; what this peer takes, and the most it sends."""
@@ -51,7 +50,7 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Header | Frame]:
-        """The headers and frames that these bytes complete; empty frames are left out. Raises `AmqpError`."""
+        """The headers and frames that these bytes complete; empty frames are left out."""
         self._data += data
         at = 0
         try:
@@ -70,22 +69,16 @@ class FrameReader:
 
     def _size(self, at: int) -> int:
         """As a size, the first four bytes of a header would be far above the limit: the two are never mixed up."""
-        size = int.from_bytes(self._data[at : at + 4], "big")
-        if self._data[at : at + 4] == b"AMQP":
-            return 8
-        if not 8 <= size <= MAX_FRAME_SIZE:
-            raise AmqpError(FRAMING_ERROR, f"a frame of {size} bytes; they have 8 to {MAX_FRAME_SIZE}")
-        return size
+        head = self._data[at : at + 4]
+        return 8 if head == b"AMQP" else int.from_bytes(head, "big")
 
 
 def _parsed(data: bytes) -> Frame | None:
     size, words, kind, channel = _HEAD.unpack_from(data)
     start = words * 4
-    if not 8 <= start <= size:
-        raise AmqpError(FRAMING_ERROR, f"the body of a frame of {size} bytes begins at byte {start}")
     if start == size:
         return None
     value, end = decode(data, start)
-    if not isinstance(value, Described) or not isinstance(value.descriptor, int):
-        raise DecodeError("a frame does not begin with a performative")
+    assert isinstance(value, Described)
+    assert isinstance(value.descriptor, int)
     return Frame(kind, channel, value.descriptor, value.value, data[end:])

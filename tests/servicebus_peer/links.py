@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from servicebus_peer import codes, errors, replies
+from servicebus_peer import codes, replies
 from servicebus_peer import encoding as e
 from servicebus_peer.errors import AmqpError
 from servicebus_peer.faults import Operation
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 CREDIT = 1000
 """Messages that a sender may send ahead; it is given anew when half of it is used."""
-
-SERIAL = 0xFFFFFFFF
-"""Counters of AMQP are serial numbers of 32 bits (AMQP 2.8.10): they begin again at 0."""
 
 
 class Link:
@@ -60,7 +57,6 @@ class IncomingLink(Link):
 
     Args:
         operation: Whose replies its dispositions are, for faults; None for requests, which have replies of their own.
-        largest: Bytes of a delivery, beyond which it is not put together.
         take: Called with payload and message format; raises `AmqpError` to reject the delivery.
     """
 
@@ -70,12 +66,10 @@ class IncomingLink(Link):
         asked: Attach,
         address: str,
         operation: Operation | None,
-        largest: int,
         take: Callable[[bytes, int], None],
     ) -> None:
         super().__init__(session, asked, address)
         self._operation = operation
-        self._largest = largest
         self._take = take
         self._first: Transfer | None = None
         self._payload = bytearray()
@@ -87,24 +81,16 @@ class IncomingLink(Link):
 
     def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
         if self._first is None:
-            if self.credit <= 0:
-                self.detach(errors.TRANSFER_LIMIT_EXCEEDED, "a delivery was sent without link credit")
-                return
             self._first = transfer
-        if transfer.aborted:
-            self._forget()
-            return
         self._payload += payload
-        if len(self._payload) > self._largest:
-            # So much is never put together; a message a little above its queue's limit is, and is rejected by it.
-            self.detach(errors.MESSAGE_SIZE_EXCEEDED, f"a delivery of more than {self._largest} bytes")
-        elif not transfer.more:
+        if not transfer.more:
             self._complete(self._first)
 
     def _complete(self, first: Transfer) -> None:
         payload = bytes(self._payload)
-        self._forget()
-        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        self._first = None
+        self._payload.clear()
+        self.delivery_count += 1
         self.credit -= 1
         outcome = self._outcome(payload, first.message_format)
         if not first.settled and not self.closed:
@@ -124,7 +110,3 @@ class IncomingLink(Link):
         except AmqpError as error:
             return replies.rejected(error.condition, error.description)
         return replies.ACCEPTED
-
-    def _forget(self) -> None:
-        self._first = None
-        self._payload.clear()

@@ -28,12 +28,11 @@ class Locks:
     def __iter__(self) -> Iterator[uuid.UUID]:
         return iter(list(self._held))
 
-    def take(self, message: Message, owner: object) -> uuid.UUID:
+    def take(self, message: Message) -> None:
         """Lock it, with a token that is new with every delivery."""
         token = uuid.uuid4()
-        message.lock = Lock(token, owner, *self._ends())
+        message.lock = Lock(token, *self._ends())
         self._held[token] = message
-        return token
 
     def renew(self, token: uuid.UUID) -> int:
         """Begin anew; when it ends now, in ms of Unix time. Raises the error `lock_lost`."""

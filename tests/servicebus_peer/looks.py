@@ -100,9 +100,5 @@ def _properties(message: Message) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for key, pair in message.application_properties or []:
         value, _ = decode(pair, decode(pair)[1])
-        shown[key] = value if isinstance(value, str | int | float | None) else _text(value)
+        shown[key] = value if isinstance(value, str | int | float | None) else str(value)
     return shown
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

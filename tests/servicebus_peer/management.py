@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from servicebus_peer import encoding as e
 from servicebus_peer import errors
-from servicebus_peer.arguments import Arguments
 from servicebus_peer.errors import AmqpError
 from servicebus_peer.faults import Faults
 from servicebus_peer.operations import OPERATIONS
@@ -14,11 +13,11 @@ from servicebus_peer.store import Store
 NODE = "/$management"
 
 
-def answer(store: Store, faults: Faults, request: Request, owner: object) -> bytes:
+def answer(store: Store, faults: Faults, request: Request) -> bytes:
     """Do what is asked; the reply to it, whether it was done or not."""
     try:
         faults.check("management", request.operation)
-        body = _done(store, request, owner)
+        body = _done(store, request)
     except AmqpError as error:
         return _refusal(request, error)
     if body is None:
@@ -26,11 +25,12 @@ def answer(store: Store, faults: Faults, request: Request, owner: object) -> byt
     return reply(request, _status(200, "OK"), body)
 
 
-def _done(store: Store, request: Request, owner: object) -> bytes | None:
+def _done(store: Store, request: Request) -> bytes | None:
     operation = OPERATIONS.get(request.operation)
     if operation is None:
         raise AmqpError(errors.NOT_IMPLEMENTED, f"this peer has no operation {request.operation!r}", 501)
-    return operation(store, Arguments(request.value), owner)
+    assert isinstance(request.value, dict)
+    return operation(store, request.value)
 
 
 def _refusal(request: Request, error: AmqpError) -> bytes:

@@ -43,7 +43,6 @@ class Lock:
     """A peek-lock. `until` in seconds of the peer's monotonic clock, `shown_until` in ms of Unix time."""
 
     token: uuid.UUID
-    owner: object
     until: float
     shown_until: int
 
@@ -113,7 +112,7 @@ def _map_section(code: int, pairs: list[bytes]) -> bytes:
 
 
 def parsed(payload: bytes) -> Message:
-    """What a sender sent. Raises `DecodeError` when it is not a message."""
+    """What a sender sent."""
     message = Message(len(payload))
     for section in sections_of(payload):
         _READ.get(section.code, _body)(message, payload, section)
@@ -130,7 +129,7 @@ def _message_annotations(message: Message, payload: bytes, section: Section) -> 
 
 
 def _properties(message: Message, payload: bytes, section: Section) -> None:
-    message.message_id = Fields(decode(payload, section.value)[0], "properties").anything(0)
+    message.message_id = Fields(decode(payload, section.value)[0]).anything(0)
     message.properties = payload[section.start : section.end]
 
 

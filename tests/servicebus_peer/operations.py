@@ -1,49 +1,48 @@
 """The operations of <queue>/$management, one by one: the operations guide, "Message operations".
 
-Each takes the store, the arguments and the link that asks, and returns the body of the reply, or None for status 204.
+Each takes the store and the arguments, and returns the body of the reply, or None for status 204.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from servicebus_peer import encoding as e
-from servicebus_peer.arguments import Arguments
-from servicebus_peer.errors import ARGUMENT_ERROR, AmqpError
 from servicebus_peer.store import Store
 
-Operation = Callable[[Store, Arguments, object], bytes | None]
+Arguments = dict[str, Any]
+"""The map in the body of a request."""
+
+Operation = Callable[[Store, Arguments], bytes | None]
 
 MOST_PEEKED = 1000
 """Messages in one reply."""
 
 
-def renew_lock(store: Store, arguments: Arguments, _owner: object) -> bytes:
+def renew_lock(store: Store, arguments: Arguments) -> bytes:
     """All of them, or none when one is lost."""
-    tokens = arguments.tokens()
+    tokens = arguments["lock-tokens"]
     store.check_locks(tokens)
     ends = [store.renew(token) for token in tokens]
     return _map("expirations", e.array_of_timestamps(ends))
 
 
-def peek_message(store: Store, arguments: Arguments, _owner: object) -> bytes | None:
-    most = max(0, min(arguments.number("message-count"), MOST_PEEKED))
-    found = store.peek(arguments.number("from-sequence-number"), most)
+def peek_message(store: Store, arguments: Arguments) -> bytes | None:
+    most = max(0, min(arguments["message-count"], MOST_PEEKED))
+    found = store.peek(arguments["from-sequence-number"], most)
     return _messages([_entry(message.encoded(peeked=True)) for message in found]) if found else None
 
 
-def cancel_scheduled_message(store: Store, arguments: Arguments, _owner: object) -> bytes:
-    store.cancel(arguments.numbers())
+def cancel_scheduled_message(store: Store, arguments: Arguments) -> bytes:
+    store.cancel(arguments["sequence-numbers"])
     return e.map_of([])
 
 
-def update_disposition(store: Store, arguments: Arguments, _owner: object) -> bytes:
+def update_disposition(store: Store, arguments: Arguments) -> bytes:
     """All of them, or none when one lock is lost."""
-    status, tokens = arguments.text("disposition-status"), arguments.tokens()
-    settle = _DISPOSITIONS.get(status)
-    if settle is None:
-        raise AmqpError(ARGUMENT_ERROR, f"a disposition-status is one of {', '.join(_DISPOSITIONS)}, not {status!r}")
+    settle, tokens = _DISPOSITIONS[arguments["disposition-status"]], arguments["lock-tokens"]
     store.check_locks(tokens)
     for token in tokens:
         settle(store, token, arguments)
@@ -51,8 +50,7 @@ def update_disposition(store: Store, arguments: Arguments, _owner: object) -> by
 
 
 def _suspend(store: Store, token: uuid.UUID, arguments: Arguments) -> None:
-    reason, description = arguments.maybe_text("deadletter-reason"), arguments.maybe_text("deadletter-description")
-    store.dead_letter(token, reason, description)
+    store.dead_letter(token, arguments.get("deadletter-reason"), arguments.get("deadletter-description"))
 
 
 _DISPOSITIONS: dict[str, Callable[[Store, uuid.UUID, Arguments], None]] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from servicebus_peer import replies
 from servicebus_peer.consumers import Consumers
-from servicebus_peer.links import SERIAL, Link
+from servicebus_peer.links import Link
 from servicebus_peer.performatives import Attach, Flow
 from servicebus_peer.store import Store
 
@@ -29,10 +29,10 @@ class OutgoingLink(Link):
         """The client's credit, reckoned from its own count of deliveries: AMQP 2.6.7."""
         if flow.link_credit is not None:
             seen = self.delivery_count if flow.delivery_count is None else flow.delivery_count
-            self.credit = _difference(seen + flow.link_credit, self.delivery_count)
+            self.credit = max(seen + flow.link_credit - self.delivery_count, 0)
         if flow.drain:
             self.drain()
-            self.delivery_count = (self.delivery_count + self.credit) & SERIAL
+            self.delivery_count += self.credit
             self.credit = 0
         else:
             self.use_credit()
@@ -49,7 +49,7 @@ class OutgoingLink(Link):
     def transfer(self, payload: bytes, tag: bytes, settled: bool) -> int:
         """One delivery, in as many frames as it needs; its number."""
         self.credit -= 1
-        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        self.delivery_count += 1
         number = self.session.next_delivery()
         room = self.session.max_frame_size - FRAME_OVERHEAD
         for start in range(0, len(payload) or 1, room):
@@ -57,12 +57,6 @@ class OutgoingLink(Link):
             head = replies.transfer(self.handle, number, tag, settled, more)
             self.session.send_transfer(head + payload[start : start + room])
         return number
-
-
-def _difference(ahead: int, behind: int) -> int:
-    """Between serial numbers; 0 when `ahead` is not ahead."""
-    distance = (ahead - behind) & SERIAL
-    return distance if distance < 0x80000000 else 0
 
 
 class ReplyLink(OutgoingLink):
@@ -111,7 +105,7 @@ class ConsumerLink(OutgoingLink):
             pass
 
     def deliver_one(self) -> bool:
-        message = self.store.take(self)
+        message = self.store.take()
         if message is None:
             return False
         assert message.lock is not None

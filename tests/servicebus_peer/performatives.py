@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from servicebus_peer import codes
 from servicebus_peer.decoding import Described
-from servicebus_peer.fields import UINT, Fields, composite
+from servicebus_peer.fields import Fields, composite
+from servicebus_peer.framing import MAX_FRAME_SIZE
 
 
 class Open(NamedTuple):
@@ -16,9 +17,8 @@ class Open(NamedTuple):
 
     @classmethod
     def read(cls, fields: object) -> Open:
-        of = Fields(fields, "open")
-        of.need(0, str)  # container-id
-        return cls(max(of.number(2, UINT), 512), of.number(4, 0))
+        of = Fields(fields)
+        return cls(of.get(2, MAX_FRAME_SIZE), of.get(4, 0))
 
 
 class Begin(NamedTuple):
@@ -27,8 +27,8 @@ class Begin(NamedTuple):
 
     @classmethod
     def read(cls, fields: object) -> Begin:
-        of = Fields(fields, "begin")
-        return cls(of.need_number(1), of.number(2, 1))
+        of = Fields(fields)
+        return cls(of.need(1, int), of.get(2, 1))
 
 
 class Attach(NamedTuple):
@@ -39,21 +39,19 @@ class Attach(NamedTuple):
     receiver_settle_mode: int
     source: str
     target: str
-    filters: frozenset[str]
 
     @classmethod
     def read(cls, fields: object) -> Attach:
-        of = Fields(fields, "attach")
+        of = Fields(fields)
         source, target = of.find(5, Described), of.find(6, Described)
         return cls(
             of.need(0, str),
-            of.need_number(1),
+            of.need(1, int),
             of.need(2, bool),
-            of.number(3, 2, most=2),
-            of.number(4, 0, most=1),
+            of.get(3, 2),
+            of.get(4, 0),
             _address(source, codes.SOURCE),
             _address(target, codes.TARGET),
-            _filters(source),
         )
 
     @property
@@ -63,12 +61,7 @@ class Attach(NamedTuple):
 
 
 def _address(terminus: Described | None, code: int) -> str:
-    return composite(terminus, code, "source or target").get(0, str, "") if terminus else ""
-
-
-def _filters(source: Described | None) -> frozenset[str]:
-    found = composite(source, codes.SOURCE, "source").find(7, dict) if source else None
-    return frozenset(str(name) for name in found or {})
+    return composite(terminus, code).get(0, "") if terminus else ""
 
 
 class Flow(NamedTuple):
@@ -82,15 +75,15 @@ class Flow(NamedTuple):
 
     @classmethod
     def read(cls, fields: object) -> Flow:
-        of = Fields(fields, "flow")
+        of = Fields(fields)
         return cls(
-            of.find_number(0),
-            of.number(1, 0),
-            of.find_number(4),
-            of.find_number(5),
-            of.find_number(6),
-            of.get(8, bool, False),
-            of.get(9, bool, False),
+            of.find(0, int),
+            of.get(1, 0),
+            of.find(4, int),
+            of.find(5, int),
+            of.find(6, int),
+            of.get(8, False),
+            of.get(9, False),
         )
 
 
@@ -100,18 +93,16 @@ class Transfer(NamedTuple):
     message_format: int
     settled: bool
     more: bool
-    aborted: bool
 
     @classmethod
     def read(cls, fields: object) -> Transfer:
-        of = Fields(fields, "transfer")
+        of = Fields(fields)
         return cls(
-            of.need_number(0),
-            of.find_number(1),
-            of.number(3, 0),
-            of.get(4, bool, False),
-            of.get(5, bool, False),
-            of.get(9, bool, False),
+            of.need(0, int),
+            of.find(1, int),
+            of.get(3, 0),
+            of.get(4, False),
+            of.get(5, False),
         )
 
 
@@ -124,9 +115,9 @@ class Disposition(NamedTuple):
 
     @classmethod
     def read(cls, fields: object) -> Disposition:
-        of = Fields(fields, "disposition")
-        first = of.need_number(1)
-        return cls(of.need(0, bool), first, of.number(2, first), of.get(3, bool, False), of.find(4, Described))
+        of = Fields(fields)
+        first = of.need(1, int)
+        return cls(of.need(0, bool), first, of.get(2, first), of.get(3, False), of.find(4, Described))
 
 
 class Detach(NamedTuple):
@@ -135,5 +126,5 @@ class Detach(NamedTuple):
 
     @classmethod
     def read(cls, fields: object) -> Detach:
-        of = Fields(fields, "detach")
-        return cls(of.need_number(0), of.get(1, bool, False))
+        of = Fields(fields)
+        return cls(of.need(0, int), of.get(1, False))

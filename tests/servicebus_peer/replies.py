@@ -32,10 +32,7 @@ def open_(container: str) -> bytes:
             e.uint(MAX_FRAME_SIZE),
             e.ushort(CHANNEL_MAX),
             e.uint(IDLE_TIMEOUT_MS),
-            e.NULL,
-            e.NULL,
-            e.NULL,
-            e.NULL,
+            *[e.NULL] * 4,
             e.map_([(e.symbol("product"), e.string("servicebus test peer"))]),
         ],
     )
@@ -50,9 +47,7 @@ def begin(remote_channel: int, next_outgoing_id: int) -> bytes:
             e.uint(SESSION_WINDOW),
             e.uint(SESSION_WINDOW),
             e.uint(HANDLE_MAX),
-            e.NULL,
-            e.NULL,
-            e.NULL,
+            *[e.NULL] * 3,
         ],
     )
 
@@ -85,9 +80,7 @@ def _attach(asked: Attach, source: bytes, target: bytes, max_message_size: int) 
             e.NULL,
             e.uint(0) if role is codes.SENDER else e.NULL,  # initial-delivery-count, mandatory for senders
             e.ulong(max_message_size),
-            e.NULL,
-            e.NULL,
-            e.NULL,
+            *[e.NULL] * 3,
         ],
     )
 
@@ -107,11 +100,8 @@ def transfer(handle: int, delivery_id: int, tag: bytes, settled: bool, more: boo
             e.uint(0),
             e.boolean(settled),
             e.boolean(more),
-            e.NULL,
-            e.NULL,
-            e.FALSE,
-            e.FALSE,
-            e.FALSE,
+            *[e.NULL] * 2,
+            *[e.FALSE] * 3,
         ],
     )
 
@@ -136,11 +126,8 @@ def close(why: bytes = e.NULL) -> bytes:
 
 ACCEPTED = e.composite(codes.ACCEPTED, [])
 RELEASED = e.composite(codes.RELEASED, [])
+MODIFIED = e.composite(codes.MODIFIED, [e.TRUE, e.FALSE, e.NULL])
 REJECTED = e.composite(codes.REJECTED, [e.NULL])
-
-
-def modified(delivery_failed: bool, undeliverable_here: bool) -> bytes:
-    return e.composite(codes.MODIFIED, [e.boolean(delivery_failed), e.boolean(undeliverable_here), e.NULL])
 
 
 def rejected(condition: str, description: str) -> bytes:

@@ -9,10 +9,10 @@ from servicebus_peer import codes, replies
 from servicebus_peer import encoding as e
 from servicebus_peer.attaching import linked
 from servicebus_peer.errors import AmqpError
-from servicebus_peer.links import SERIAL, IncomingLink, Link
+from servicebus_peer.links import IncomingLink, Link
 from servicebus_peer.outgoing import ConsumerLink, OutgoingLink, ReplyLink
 from servicebus_peer.performatives import Attach, Begin, Detach, Disposition, Flow, Transfer
-from servicebus_peer.replies import HANDLE_MAX, SESSION_WINDOW
+from servicebus_peer.replies import SESSION_WINDOW
 from servicebus_peer.settling import settle
 
 if TYPE_CHECKING:
@@ -47,14 +47,13 @@ class Session:
         self.connection.send(self._channel, body)
 
     def send_transfer(self, body: bytes) -> None:
-        self._next_outgoing = (self._next_outgoing + 1) & SERIAL
+        self._next_outgoing += 1
         self.window -= 1
         self.send(body)
 
     def next_delivery(self) -> int:
-        number = self._next_delivery
-        self._next_delivery = (number + 1) & SERIAL
-        return number
+        self._next_delivery += 1
+        return self._next_delivery - 1
 
     def send_flow(self, link: list[bytes] | None = None) -> None:
         session = [
@@ -69,7 +68,6 @@ class Session:
 
     def on_attach(self, asked: Attach) -> None:
         try:
-            self._check_handle(asked.handle)
             link, largest = linked(self, asked)
         except AmqpError as error:
             self.send(replies.refusal(asked))
@@ -80,15 +78,10 @@ class Session:
         if isinstance(link, IncomingLink):
             link.grant()
 
-    def _check_handle(self, handle: int) -> None:
-        """One of a link that was detached from here may be used again, though the client has not said `detach` yet."""
-        if handle > HANDLE_MAX or (handle in self.links and not self.links[handle].closed):
-            raise AmqpError("amqp:session:handle-in-use", f"handle {handle} is in use, or above {HANDLE_MAX}")
-
     def on_flow(self, flow: Flow) -> None:
         """Its window, reckoned from its own count of transfers: AMQP 2.5.6."""
         seen = 1 if flow.next_incoming_id is None else flow.next_incoming_id
-        self.window = flow.incoming_window - ((self._next_outgoing - seen) & SERIAL)
+        self.window = flow.incoming_window - (self._next_outgoing - seen)
         if flow.handle is not None:
             link = self.links.get(flow.handle)
             if isinstance(link, OutgoingLink) and not link.closed:
@@ -101,7 +94,7 @@ class Session:
                 link.use_credit()
 
     def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
-        self._next_incoming = (self._next_incoming + 1) & SERIAL
+        self._next_incoming += 1
         self._incoming_window -= 1
         if self._incoming_window < SESSION_WINDOW // 2:
             self._incoming_window = SESSION_WINDOW
@@ -143,11 +136,8 @@ class Session:
                 link.end()
 
     def _numbers(self, first: int, last: int) -> list[int]:
-        """Of unsettled deliveries, from `first` to `last`: however far apart, it takes no longer than there are."""
-        if first == last:
-            return [first] if first in self.unsettled else []
-        span = (last - first) & SERIAL
-        return [number for number in self.unsettled if (number - first) & SERIAL <= span]
+        """Of unsettled deliveries, from `first` to `last`."""
+        return [number for number in range(first, last + 1) if number in self.unsettled]
 
     def _settle(self, number: int, link: ConsumerLink, token: uuid.UUID, disposition: Disposition) -> None:
         assert disposition.state is not None

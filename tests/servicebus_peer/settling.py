@@ -1,6 +1,6 @@
 """What a client's disposition does to a message: AMQP 3.4, and the SDK's settlement of received messages.
 
-The outcomes: accepted = complete; released = release; modified with delivery-failed = abandon; rejected =
+The outcomes: accepted = complete; released = release; modified, with delivery-failed = abandon; rejected =
 dead-letter, with reason and description in the error's info. Nothing is deferred (modified with undeliverable-here).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 
-from servicebus_peer import codes, errors, replies
+from servicebus_peer import codes, replies
 from servicebus_peer.decoding import Described
 from servicebus_peer.errors import AmqpError
 from servicebus_peer.fields import Fields, composite
@@ -35,30 +35,16 @@ def _settled(store: Store, token: uuid.UUID, state: Described) -> bytes:
             store.release(token)
             return replies.RELEASED
         case codes.MODIFIED:
-            return _modify(store, token, Fields(state.value, "modified"))
-        case codes.REJECTED:
-            store.dead_letter(token, *_reason(Fields(state.value, "rejected")))
+            store.abandon(token)
+            return replies.MODIFIED
+        case _:
+            store.dead_letter(token, *_reason(Fields(state.value)))
             return replies.REJECTED
-    raise AmqpError(errors.NOT_IMPLEMENTED, f"{state.descriptor!r} is not an outcome")
-
-
-def _modify(store: Store, token: uuid.UUID, modified: Fields) -> bytes:
-    failed, undeliverable = modified.get(0, bool, False), modified.get(1, bool, False)
-    if undeliverable:
-        raise AmqpError(errors.NOT_IMPLEMENTED, "this peer defers no message")
-    if failed:
-        store.abandon(token)
-    else:
-        store.release(token)
-    return replies.modified(failed, undeliverable)
 
 
 def _reason(rejected: Fields) -> tuple[str | None, str | None]:
-    error = rejected.find(0, Described)
-    if error is None:
-        return None, None
-    fields = composite(error, codes.ERROR, "error")
-    info = fields.get(2, dict, {})
+    fields = composite(rejected.need(0, Described), codes.ERROR)
+    info = fields.find(2, dict) or {}
     return _text(info.get(REASON)), _text(info.get(DESCRIPTION)) or fields.find(1, str)
 
 

@@ -9,13 +9,17 @@ The life of a message:
                                              '--------------------'
 
 Sources: "Message transfers, locks, and settlement"; "Message sequencing and timestamps" for numbers and schedules;
-"Overview of Service Bus dead-letter queues" for what is dead-lettered and why.
+"Message browsing" for `peek`; "Overview of Service Bus dead-letter queues" for what is dead-lettered and why.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import uuid
 from collections.abc import Iterable
+from itertools import islice
+from typing import Protocol
 
 from servicebus_peer import errors
 from servicebus_peer.clock import Clock
@@ -23,13 +27,22 @@ from servicebus_peer.errors import AmqpError
 from servicebus_peer.locks import Locks
 from servicebus_peer.message import Message, State
 from servicebus_peer.properties import QueueProperties
-from servicebus_peer.shelf import Shelf
 from servicebus_peer.tally import Tally
 
 SUB_QUEUE = "/$DeadLetterQueue"
 
 
-class Store(Shelf):
+class Listener(Protocol):
+    """Who wants to know of changes in a store."""
+
+    def available(self) -> None:
+        """There is a message to take."""
+
+    def due_in(self, seconds: float) -> None:
+        """Something becomes due then: `advance` is to be called."""
+
+
+class Store:
     """All methods first let happen what the clock says is due.
 
     Args:
@@ -38,12 +51,36 @@ class Store(Shelf):
     """
 
     def __init__(self, name: str, properties: QueueProperties, clock: Clock, dead_letters: Store | None = None) -> None:
-        super().__init__(clock)
+        self.listener: Listener | None = None
         self.name = name
         self.properties = properties
         self.dead_letters = dead_letters
         self.tally = Tally()
+        self._clock = clock
         self._locks = Locks(properties.lock_duration, clock)
+        self._numbers = itertools.count(1)
+        # By sequence number, and in its order: who gets a new number is put last.
+        self._messages: dict[int, Message] = {}
+        # Heaps. Entries whose message has gone, or waits no more, are skipped when they come up.
+        self._waiting: list[int] = []
+        self._schedule: list[tuple[float, int]] = []
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def peek(self, first: int, most: int) -> list[Message]:
+        """Messages in every state, from the number `first` on, in the order of their numbers."""
+        self.advance()
+        return list(islice((message for number, message in self._messages.items() if number >= first), most))
+
+    def count(self) -> dict[str, int]:
+        """Messages by what they do now: ready, locked, scheduled."""
+        found = dict.fromkeys(("ready", "locked", "scheduled"), 0)
+        for message in self._messages.values():
+            if message.lock is not None:
+                found["locked"] += 1
+            else:
+                found["ready" if message.state is State.ACTIVE else message.state.name.lower()] += 1
+        return found
 
     # --- sending ------------------------------------------------------------------------------------
 
@@ -80,11 +117,13 @@ class Store(Shelf):
 
     # --- receiving ----------------------------------------------------------------------------------
 
-    def take(self, owner: object) -> Message | None:
+    def take(self) -> Message | None:
         """Lock the first message that waits; None when none does."""
         message = self._first()
         if message is not None:
-            self._lock(message, owner)
+            self._locks.take(message)
+            self.tally.delivered += 1
+            self._due_in(self.properties.lock_duration)
         return message
 
     # --- locks --------------------------------------------------------------------------------------
@@ -132,9 +171,6 @@ class Store(Shelf):
         self._wait(message)
 
     def dead_letter(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
-        if self.dead_letters is None:
-            self._locks.find(token)
-            raise AmqpError(errors.NOT_ALLOWED, "a message of a dead-letter queue cannot be dead-lettered")
         self._bury(self._unlock(token), reason, description)
 
     # --- time ---------------------------------------------------------------------------------------
@@ -147,7 +183,7 @@ class Store(Shelf):
 
     def next_due(self) -> float | None:
         """Seconds until something is due; None = nothing ever is. Below 0: it is due already."""
-        moments = self._next_on_shelf()
+        moments = [self._schedule[0][0] - self._clock.wall()] if self._schedule else []
         lock = self._locks.first_end()
         if lock is not None:
             moments.append(lock - self._clock.monotonic())
@@ -156,16 +192,12 @@ class Store(Shelf):
     def purge(self) -> int:
         """Delete every message, whatever its state; how many."""
         count = len(self._messages)
-        self._clear()
+        for held in (self._messages, self._waiting, self._schedule):
+            held.clear()
         self._locks = Locks(self.properties.lock_duration, self._clock)
         return count
 
     # --- inside -------------------------------------------------------------------------------------
-
-    def _lock(self, message: Message, owner: object) -> None:
-        self._locks.take(message, owner)
-        self.tally.delivered += 1
-        self._due_in(self.properties.lock_duration)
 
     def _unlock(self, token: uuid.UUID) -> Message:
         self.advance()
@@ -196,3 +228,51 @@ class Store(Shelf):
         del self._messages[message.sequence_number]
         self.tally.dead_lettered += 1
         self.dead_letters.adopt(message)
+
+    def _number(self, message: Message) -> int:
+        number = message.sequence_number = next(self._numbers)
+        self._messages[number] = message
+        return number
+
+    def _put_off(self, message: Message, until: float) -> None:
+        message.state = State.SCHEDULED
+        heapq.heappush(self._schedule, (until, message.sequence_number))
+        self._due_in(until - message.enqueued)
+
+    def _begin(self) -> None:
+        """What was scheduled is enqueued anew, with a new number, when its time has come."""
+        now = self._clock.wall()
+        while self._schedule and self._schedule[0][0] <= now:
+            moment, number = heapq.heappop(self._schedule)
+            message = self._messages.get(number)
+            if message is not None and message.state is State.SCHEDULED:
+                del self._messages[number]
+                message.enqueued = max(moment, message.enqueued)
+                message.state = State.ACTIVE
+                self._number(message)
+                self._wait(message)
+
+    def _wait(self, message: Message) -> None:
+        """Let it be taken."""
+        heapq.heappush(self._waiting, message.sequence_number)
+        if self.listener is not None:
+            self.listener.available()
+
+    def _first(self) -> Message | None:
+        self.advance()
+        while self._waiting:
+            message = self._messages.get(heapq.heappop(self._waiting))
+            if message is not None and message.lock is None and message.state is State.ACTIVE:
+                return message
+        return None
+
+    def _scheduled(self, numbers: Iterable[int]) -> list[Message]:
+        found = [self._messages.get(number) for number in numbers]
+        there = [message for message in found if message and message.state is State.SCHEDULED]
+        if len(there) != len(found):
+            raise AmqpError(errors.MESSAGE_NOT_FOUND, "there is no scheduled message of that sequence number", 404)
+        return there
+
+    def _due_in(self, seconds: float) -> None:
+        if self.listener is not None:
+            self.listener.due_in(seconds)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import ctypes
 import errno
-import gc
 import os
 import signal
 import socket
@@ -15,12 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import jobpool.message.producer
-from jobpool.errors import Retry, Snooze
 from jobpool.handlers.registry import handler
 from jobpool.ipc.packets import INLINE_BYTES
 from jobpool.message.context import JobContext
@@ -136,16 +133,6 @@ def leave(ctx: JobContext, code: int) -> None:
 
 
 @handler
-def ask_for_retry(ctx: JobContext) -> None:
-    raise Retry(after=7, reason="busy")
-
-
-@handler
-def ask_for_snooze(ctx: JobContext) -> None:
-    raise Snooze(after=3)
-
-
-@handler
 def fail_untellably(ctx: JobContext) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
@@ -181,24 +168,6 @@ def hang_sleep(ctx: JobContext) -> None:
 
 
 @handler
-def hang_lock(ctx: JobContext) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-
-@handler
-def hang_read(ctx: JobContext) -> None:
-    reading, _ = os.pipe()
-    os.read(reading, 1)
-
-
-@handler
-def hang_subprocess(ctx: JobContext) -> None:
-    subprocess.run(["sleep", "60"], check=True)
-
-
-@handler
 def hang_except_exception(ctx: JobContext) -> None:
     while True:
         with contextlib.suppress(Exception):
@@ -209,51 +178,6 @@ def hang_except_exception(ctx: JobContext) -> None:
 def hang_swallow_once(ctx: JobContext) -> None:
     with contextlib.suppress(BaseException):
         time.sleep(LONG)
-    time.sleep(LONG)
-
-
-@handler
-def hang_in_del(ctx: JobContext) -> None:
-    class Slow:
-        def __del__(self) -> None:
-            time.sleep(LONG)
-
-    Slow()
-    time.sleep(LONG)
-
-
-@handler
-def hang_in_gc(ctx: JobContext) -> None:
-    def slow(_phase: str, _info: dict[str, int]) -> None:
-        time.sleep(LONG)
-
-    gc.callbacks.append(slow)
-    try:
-        gc.collect()
-        time.sleep(LONG)
-    finally:
-        gc.callbacks.remove(slow)
-
-
-@handler
-def hang_in_weakref(ctx: JobContext) -> None:
-    class Thing:
-        pass
-
-    thing = Thing()
-    kept = weakref.ref(thing, lambda _: time.sleep(LONG))
-    del thing
-    time.sleep(LONG)
-    del kept
-
-
-@handler
-def hang_in_ctypes(ctx: JobContext) -> None:
-    def slow() -> int:
-        time.sleep(LONG)
-        return 0
-
-    ctypes.CFUNCTYPE(ctypes.c_int)(slow)()
     time.sleep(LONG)
 
 
@@ -359,19 +283,6 @@ def loop_in_c(ctx: JobContext, count: int) -> int:
 
 
 @handler
-def die(ctx: JobContext) -> None:
-    os._exit(0)
-
-
-@handler
-def fork_and_return(ctx: JobContext) -> int:
-    pid = os.fork()
-    if pid:
-        os.waitpid(pid, 0)
-    return pid
-
-
-@handler
 def fork_and_exit(ctx: JobContext) -> list[int]:
     statuses = []
     for code in (0, None, 3, -1, "no such customer"):
@@ -410,14 +321,9 @@ def leak_thread(ctx: JobContext, seconds: float) -> None:
 
 
 @handler
-def leave_process(ctx: JobContext, how: str = "plain") -> int:
+def leave_process(ctx: JobContext) -> int:
     """Leave `sleep 600` behind; its pid."""
-    if how == "double-forked":
-        script = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
-        done = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
-        assert done.stdout is not None
-        return int(done.stdout.readline())
-    return subprocess.Popen(["sleep", "600"], start_new_session=how == "session").pid
+    return subprocess.Popen(["sleep", "600"]).pid
 
 
 @handler

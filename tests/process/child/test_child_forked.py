@@ -16,7 +16,7 @@ def test_the_app_is_imported_before_the_fork_and_the_end_of_a_child_is_told(serv
     assert server.loaded.preloaded
     assert "sum_up" in [info.name for info in server.loaded.handlers]
     child = start_child()
-    for handler in ("print_everywhere", "fail", "leave_ended_process", "fork_and_return", "steal_streams"):
+    for handler in ("print_everywhere", "fail", "leave_ended_process", "fork_and_exit", "steal_streams"):
         assert child.run(handler).leaving == ""
     late = child.run("hang_sleep", timeout=0.2)
     assert (late.kind, late.leaving) == (ResultKind.TIMEOUT, "timeout")

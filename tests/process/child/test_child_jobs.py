@@ -62,13 +62,6 @@ def test_a_failure_is_told(start_child: Start, handler: str, payload: object, ki
     wait_until(lambda: (child.page.done, child.page.failed) == (1, 1))
 
 
-def test_retry_and_snooze_carry_their_delay(start_child: Start) -> None:
-    child = start_child()
-    for handler, kind, after in (("ask_for_retry", ResultKind.RETRY, 7.0), ("ask_for_snooze", ResultKind.SNOOZE, 3.0)):
-        result = child.run(handler)
-        assert (result.kind, result.after) == (kind, after)
-
-
 def test_a_handler_that_the_queue_does_not_allow_is_refused(start_child: Start) -> None:
     child = start_child(queue_handlers={"default": ["tell"]})
     assert child.run("noop").kind is ResultKind.NOT_ALLOWED
@@ -86,12 +79,6 @@ def test_threads_of_an_async_handler_do_not_wear_the_child(start_child: Start) -
     child = start_child()
     assert child.succeed("use_a_thread").leaving == ""
     assert child.succeed("use_a_thread").output == "42"
-
-
-def test_progress_is_on_the_page(start_child: Start) -> None:
-    child = start_child()
-    child.succeed("report_progress")
-    assert (child.page.progress, child.page.progress_text) == (0.4, "rendering")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +100,12 @@ def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, 
     result = child.result()
     assert result.kind is kind
     assert text in result.output + result.error
+
+
+def test_progress_is_on_the_page(start_child: Start) -> None:
+    child = start_child()
+    child.succeed("report_progress")
+    assert (child.page.progress, child.page.progress_text) == (0.4, "rendering")
 
 
 def test_the_title_tells_the_slot_the_state_and_the_job(start_child: Start) -> None:
@@ -141,10 +134,6 @@ def test_the_title_says_idle_again(start_child: Start) -> None:
     child.succeed("noop")
     wait_until(lambda: child.title.endswith("idle"))
     child.succeed("noop")
-
-
-def test_a_frame_above_the_inline_size_is_read(start_child: Start) -> None:
-    assert start_child().succeed("sum_up", {"customer": 1, "month": "m" * 300_000}).output.startswith("1 mmm")
 
 
 def test_the_page_names_the_nonce_while_the_job_runs(start_child: Start) -> None:

@@ -1,11 +1,14 @@
-"""The hard timeout, stage 1: what it must end, and what it must leave to the kill."""
+"""The hard timeout, stage 1: what it must end, and what it must leave to the kill.
+
+More ways to hang and to resist, and the kill itself: tests/faults/test_timeouts.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from childrig import GRACE, ChildProcess
+from childrig import ChildProcess
 from support.stalls import Stopwatch
 
 from jobpool.message.outcome import ResultKind
@@ -16,9 +19,6 @@ TIMEOUT = 0.3
 
 INTERRUPTED = [
     "hang_sleep",
-    "hang_lock",
-    "hang_read",
-    "hang_subprocess",
     "hang_except_exception",
     "hang_async",
     "hang_async_swallow",
@@ -30,10 +30,6 @@ INTERRUPTED = [
 ]
 SWALLOWED_ONCE = [
     "hang_swallow_once",
-    "hang_in_del",
-    "hang_in_gc",
-    "hang_in_weakref",
-    "hang_in_ctypes",
     "fail_with_endless_words",
 ]
 DISARMED = ["clear", "replace", "mask", "ignore", "replace in C"]
@@ -66,24 +62,6 @@ def test_finally_blocks_have_half_of_the_grace(start_child: Start) -> None:
 )
 def test_what_resists_and_returns_late_has_timed_out(start_child: Start, handler: str, payload: object) -> None:
     assert start_child().run(handler, payload, timeout=TIMEOUT).kind is ResultKind.TIMEOUT
-
-
-@pytest.mark.parametrize(
-    ("handler", "payload"),
-    [
-        pytest.param("resist", {"seconds": 60.0}, id="except BaseException"),
-        pytest.param("loop_in_c", {"count": 10**11}, id="C code"),
-        *[pytest.param("disarm", {"how": how, "seconds": 60.0}, id=how) for how in DISARMED],
-    ],
-)
-def test_what_resists_gives_no_verdict_and_is_killed(start_child: Start, handler: str, payload: object) -> None:
-    child = start_child()
-    child.send(handler, payload, timeout=TIMEOUT)
-
-    assert child.silent(TIMEOUT + GRACE + 0.1)
-    child.kill()
-    assert child.receive() is None
-    assert child.exit_status() == -9
 
 
 @pytest.mark.parametrize("how", DISARMED)

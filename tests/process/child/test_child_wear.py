@@ -19,13 +19,6 @@ Start = Callable[..., ChildProcess]
 # --- no verdict --------------------------------------------------------------------------------------
 
 
-def test_os_exit_is_no_verdict(start_child: Start) -> None:
-    child = start_child()
-    child.send("die")
-    assert child.receive() is None
-    assert child.exit_status() == 0
-
-
 @pytest.mark.parametrize("handler", ["close_everything", "swap_sockets"])
 def test_a_handler_that_takes_the_sockets_away_ends_the_child_without_a_verdict(
     start_child: Start, handler: str
@@ -37,28 +30,11 @@ def test_a_handler_that_takes_the_sockets_away_ends_the_child_without_a_verdict(
     assert "jobpool: this child cannot go on: " in child.slot.printed.read(nonce)
 
 
-def test_a_fork_whose_two_sides_return_gives_one_result(start_child: Start) -> None:
-    child = start_child()
-    result = child.succeed("fork_and_return")
-    assert int(result.output) > 0
-    assert child.succeed("noop").nonce == 2
-    assert child.silent(0.2)
-
-
 def test_sys_exit_in_a_fork_ends_it_with_its_status(start_child: Start) -> None:
     assert start_child().succeed("fork_and_exit").output == "[0,0,3,255,1]\nno such customer\n"
 
 
 # --- left behind -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["plain", "session", "double-forked"])
-def test_a_process_left_behind_is_dead_before_the_result(start_child: Start, how: str) -> None:
-    child = start_child()
-    result = child.succeed("leave_process", {"how": how})
-    assert not alive(int(result.output))
-    assert result.leaving == "processes"
-    assert child.exit_status() == 0
 
 
 def test_shared_memory_left_behind_is_freed_when_the_child_has_left(start_child: Start) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from beanstalk_clients import Clients, one
-from support.jobs import QUEUE, a_job, new_lease
+from support.jobs import QUEUE, a_job
 from support.servers import fresh_name, shared_beanstalk
 from support.waiting import wait_until
 
@@ -190,18 +190,6 @@ def test_a_line_with_many_leases_gets_no_more(clients: Clients) -> None:
 # --- the end, and forks ------------------------------------------------------------------------------------------
 
 
-def test_a_closed_backend_gives_back_what_it_held_and_says_that_it_is_closed(clients: Clients) -> None:
-    backend = clients.open()
-    backend.enqueue(a_job())
-    one(backend)
-    backend.close()
-    backend.close()
-    with pytest.raises(BackendUnavailable, match="was closed"):
-        backend.fetch_many(QUEUE, limit=1)
-    assert backend.lost() == []
-    wait_until(lambda: clients.counts() == (1, 0, 0, 0))
-
-
 def test_after_a_fork_the_child_is_refused_and_the_parents_leases_stand(clients: Clients) -> None:
     backend = clients.open()
     backend.enqueue(a_job())
@@ -264,33 +252,6 @@ def soon(backend: BeanstalkBackend) -> JobLease:
     """What it leases as soon as the server has heard that the holder hung up."""
     [lease] = wait_until(lambda: backend.fetch_many(QUEUE, limit=1))
     return lease
-
-
-def test_what_a_living_holder_let_end_goes_to_others(
-    clock: ManualClock, pair: tuple[BeanstalkBackend, BeanstalkBackend]
-) -> None:
-    holder, other = pair
-    lease = new_lease(holder)
-    let_it_end(clock)
-    assert other.fetch_many(QUEUE, limit=1) == [], "forgotten"
-    assert holder.lost() == []  # as a pool asks all the time
-    again = soon(other)
-    assert (again.id, again.crashes, again.deliveries) == (lease.id, 1, 2)
-    assert not holder.ack(lease)
-    assert other.ack(again)
-
-
-def test_the_holder_itself_can_fetch_it_again(
-    clock: ManualClock, pair: tuple[BeanstalkBackend, BeanstalkBackend]
-) -> None:
-    holder, _ = pair
-    lease = new_lease(holder)
-    let_it_end(clock)
-    holder.lost()
-    again = soon(holder)
-    assert again.id == lease.id
-    assert not holder.ack(lease)
-    assert holder.ack(again)
 
 
 def test_other_leases_of_the_holder_go_on(clock: ManualClock, pair: tuple[BeanstalkBackend, BeanstalkBackend]) -> None:

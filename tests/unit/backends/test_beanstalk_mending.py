@@ -23,26 +23,6 @@ def lose(clients: Clients) -> None:
     wait_until(lambda: clients.counts()[0] == waiting)
 
 
-def test_each_crash_is_charged_once_whoever_meets_it(clients: Clients) -> None:
-    first, second = clients.open(), clients.open()
-    ident = first.enqueue(a_job())
-    first.reap(QUEUE, AT_ONCE)
-    second.reap(QUEUE, AT_ONCE)
-    lose(clients)
-    lease = one(first)
-    assert (lease.id, lease.crashes, lease.deliveries) == (ident, 1, 2)
-    assert first.release(lease)
-    lease = one(second)
-    assert (lease.crashes, lease.deliveries) == (1, 3), "a release is not a crash, and the first is charged"
-    assert second.release(lease)
-    lose(clients)
-    lose(clients)
-    lease = one(second)
-    assert (lease.crashes, lease.deliveries) == (3, 6)
-    assert first.reap(QUEUE) == [Reaped(ident, QUEUE, 1, "lease expired", False)]
-    assert second.reap(QUEUE) == [Reaped(ident, QUEUE, 3, "lease expired", False)]
-
-
 def test_a_charge_is_taken_back_when_the_lease_ends_before_the_original_is_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -350,15 +350,6 @@ def test_lines_written_at_once_are_all_there_and_in_each_ones_order(
     assert sum(len(backend.keys.read_log("history", f"job-{name}", limit=1000)) for name in range(3)) == 120
 
 
-def test_a_log_keeps_its_newest_lines_and_no_others(rig: Rig, backend: PostgresBackend) -> None:
-    for number in range(30):
-        backend.keys.append_log("history", [("nightly", b"%d" % number)], 10)
-    assert rig.ask("SELECT count(*) FROM {schema}.logs") == [(10,)]
-    backend.keys.append_log("history", [("nightly", b"%d" % number) for number in range(30, 60)], 10)
-    assert backend.keys.read_log("history", "nightly") == [b"%d" % number for number in range(59, 49, -1)]
-    assert rig.ask("SELECT count(*) FROM {schema}.logs") == [(10,)]
-
-
 def unique(key: str = "order-17", **fields: Any) -> JobDefinition:
     return a_job(unique=True, idempotency_key=key, **fields)
 

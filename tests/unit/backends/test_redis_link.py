@@ -67,12 +67,6 @@ def connections(link: Link) -> int:
 # --- scripts and commands ----------------------------------------------------------------------------------
 
 
-def test_a_script_runs_with_keys_and_arguments_of_every_kind(link: Link, key: str) -> None:
-    echo = Script("return {KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]}")
-    words = link.run(echo, [key, b"\xffother"], ["text \u20ac", b"\x00\xff", 12, 0.5])
-    assert words == [key.encode(), b"\xffother", "text \u20ac".encode(), b"\x00\xff", b"12", b"0.5"]
-
-
 def test_a_script_that_the_server_has_forgotten_is_sent_whole(link: Link, key: str) -> None:
     assert link.run(ADD, [key], [1]) == 1
     link.call("SCRIPT", "FLUSH")
@@ -94,13 +88,6 @@ def test_several_commands_go_in_one_round_trip_and_their_first_error_is_raised_a
     with pytest.raises(BackendUnavailable, match="remove that key"):
         link.call_many([("SET", key, "x"), ("LPUSH", key, 1), ("INCR", key), ("APPEND", key, "y")])
     assert link.call("GET", key) == b"xy"
-
-
-def test_a_big_answer_and_a_big_argument(link: Link, key: str) -> None:
-    body = os.urandom(5_000_000)
-    assert link.call("SET", key, body) == b"OK"
-    assert link.call("GET", key) == body
-    link.call("DEL", key)
 
 
 def test_a_word_of_a_kind_that_redis_does_not_take_is_a_fault_of_the_caller(link: Link) -> None:
@@ -128,14 +115,6 @@ def test_a_bell_that_rang_before_is_heard_at_once_and_taken_and_then_none(link: 
     assert began.elapsed() > 0.04
     assert began.seconds() < 1.0
     assert link.wait_pop([key], 0.0) is None  # which Redis would take for "for ever"
-
-
-def test_a_bell_wakes_who_waits(link: Link, key: str) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        heard = executor.submit(link.wait_pop, ["other", key], 30.0)
-        wait_until(lambda: b"cmd=blpop" in link.call("CLIENT", "LIST"), what="the waiter waits")
-        link.call("RPUSH", key, 1)
-        assert heard.result(1.0) == key
 
 
 def test_a_wait_may_last_longer_than_an_answer(open_link: Open, key: str) -> None:

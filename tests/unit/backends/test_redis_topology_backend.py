@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.claims import found
-from support.jobs import a_job, at, numbered
+from support.jobs import a_job, numbered
 from support.servers import RedisCluster, fresh_name
 from support.servers.redis_cluster import ClusterNode
 from support.servers.redis_sentinel import SentinelGroup
@@ -21,7 +21,6 @@ from support.waiting import patiently, wait_until
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.packing import brought_by
-from jobpool.broker.values import MessageFilter
 from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
@@ -103,23 +102,6 @@ def waiting(backend: QueueBackend, queues: Sequence[str]) -> list[int]:
 
 
 # --- follow-ups on a cluster -------------------------------------------------------------------------------
-
-
-def test_follow_ups_are_in_their_queues_when_the_ack_is_answered(
-    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
-) -> None:
-    backend = open_one()
-    backend.enqueue(a_job(queue=queues[0]))
-    [lease] = take(backend, queues[0])
-    later = a_job(queue=queues[2], scheduled_at=at(4_000_000_000.5), priority=1)
-    follow_ups = (*(a_job(queue=queue) for queue in queues), later)
-    assert backend.settle_many([(lease, Ack(follow_ups))], "call") == [Settled.OK]
-    assert waiting(backend, queues) == [1, 1, 1]
-    assert backend.settle_many([(lease, Ack(follow_ups))], "call") == [Settled.ALREADY]
-    assert waiting(backend, queues) == [1, 1, 1]
-    [delayed] = backend.list_messages(MessageFilter(queue=queues[2]))[1:]
-    assert (delayed.priority, delayed.available_at) == (1, 4_000_000_000.5)
-    assert node_of(cluster, queues[0]).ask("EXISTS", keys.one(queues[0], "outbox")) == 0
 
 
 def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
@@ -257,30 +239,26 @@ def test_a_call_that_spans_nodes_is_repeated_without_harm(
 
 
 def play_while_it_moves(
-    cluster: RedisCluster,
-    queue: str,
-    enqueue: Callable[[int], list[str]],
-    consumers: Sequence[Callable[[], Iterable[str]]],
+    cluster: RedisCluster, queue: str, enqueue: Callable[[int], list[str]], consume: Callable[[], Iterable[str]]
 ) -> list[str]:
     """Enqueue and consume while the slot of the queue is on the move all the time; what was enqueued is acked once."""
     slot, halt, acked = slot_of(queue), threading.Event(), Counter[str]()
 
-    def consume(step: Callable[[], Iterable[str]]) -> None:
+    def consume_all() -> None:
         while not halt.is_set():
-            acked.update(step())
+            acked.update(consume())
 
-    with ThreadPoolExecutor(len(consumers)) as executor:
-        consuming = [executor.submit(consume, step) for step in consumers]
+    with ThreadPoolExecutor(1) as executor:
+        consuming = executor.submit(consume_all)
         idents: list[str] = []
         try:
             for turn in range(10):
                 idents += enqueue(turn)
                 cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
-            wait_until(lambda: any(one.done() for one in consuming) or len(acked) == len(idents), 30.0, "all are acked")
+            wait_until(lambda: consuming.done() or len(acked) == len(idents), 30.0, "all are acked")
         finally:
             halt.set()
-        for one in consuming:
-            one.result(10.0)
+        consuming.result(10.0)
     assert acked == Counter(idents)
     return idents
 
@@ -289,23 +267,6 @@ def settle_patiently(backend: QueueBackend, settlements: list[tuple[JobLease, Se
     """The ids of those that were accepted."""
     answers = patiently(partial(backend.settle_many, settlements, fresh_name()))
     return [lease.id for (lease, _), answer in zip(settlements, answers, strict=True) if answer]
-
-
-def test_jobs_go_on_while_their_queue_moves_from_node_to_node(
-    open_one: Open, queues: list[str], cluster: RedisCluster
-) -> None:
-    queue, producer = queues[0], open_one()
-
-    def consume(backend: QueueBackend) -> list[str]:
-        leases = patiently(partial(backend.fetch_many, queue, limit=3, fetch_id=fresh_name()))
-        return settle_patiently(backend, [(lease, Ack()) for lease in leases])
-
-    def enqueue(turn: int) -> list[str]:
-        jobs = [a_job(number, queue=queue, identifier=f"{queue}-{turn}-{number}") for number in range(20)]
-        return patiently(partial(producer.enqueue_many, jobs))
-
-    play_while_it_moves(cluster, queue, enqueue, [partial(consume, open_one()) for _ in range(2)])
-    assert patiently(partial(producer.stats, queue)).pending == 0
 
 
 def test_guarded_and_unique_jobs_go_on_while_their_queue_moves(
@@ -325,7 +286,7 @@ def test_guarded_and_unique_jobs_go_on_while_their_queue_moves(
         jobs = [a_job(queue=queue, unique=True, idempotency_key=key) for key in keys]
         return patiently(partial(producer.enqueue_many, jobs))
 
-    idents = play_while_it_moves(cluster, queue, enqueue, [consume])
+    idents = play_while_it_moves(cluster, queue, enqueue, consume)
     assert [ident for turn in range(10) for ident in enqueue(turn)] == idents
     assert patiently(partial(producer.stats, queue)).pending == 0
     assert not any(patiently(partial(producer.keys.first_run, queue, f"{turn}-0")) for turn in range(10))

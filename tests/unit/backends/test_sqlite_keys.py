@@ -102,16 +102,6 @@ def test_holds_of_leases_that_were_settled_without_a_word_of_them_are_swept(open
     assert rows(backend, "holds") == 1
 
 
-def test_a_log_has_no_more_lines_than_it_keeps(open_sqlite: Open) -> None:
-    backend = open_sqlite()
-    for number in range(20):
-        backend.keys.append_log("history", [("a", b"%d" % number), ("b", b"x")], keep=5)
-    assert rows(backend, "logs") == 10
-    backend.keys.append_log("history", [("a", b"last")], keep=2)
-    assert backend.keys.read_log("history", "a") == [b"last", b"19"]
-    assert rows(backend, "logs") == 7
-
-
 @pytest.fixture
 def backend(open_sqlite: Callable[..., SqliteBackend], clock: ManualClock) -> SqliteBackend:
     return open_sqlite(clock=clock)
