@@ -109,6 +109,9 @@ class Database(FileConnections):
         except NoTurn:
             raise BackendUnavailable(_LOCKED.format(path=self.path, timeout=self._timeout)) from None
         except sqlite3.Error as error:
+            if _primary_code(error) == sqlite3.SQLITE_FULL:  # the log is written back after a commit, and none succeeds
+                with suppress(BackendUnavailable), self.session() as connection:
+                    connection.execute("PRAGMA wal_checkpoint")
             self._raise_explained(error)
         if step.frees_jobs:
             wake(self.path)
