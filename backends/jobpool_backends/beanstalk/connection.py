@@ -47,9 +47,7 @@ _MEANINGS = {
         "is in drain mode, and takes no jobs until it is restarted: somebody sent it SIGUSR1. Restart it, or name"
         " another server"
     ),
-    greenstalk.OutOfMemoryError: take_no_writes(
-        "is out of memory or disk: give it more, or let the queues drain; nothing was changed"
-    ),
+    greenstalk.OutOfMemoryError: take_no_writes("is out of memory or disk: give it more, or let the queues drain"),
     greenstalk.BuriedError: take_no_writes(
         "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it"
     ),

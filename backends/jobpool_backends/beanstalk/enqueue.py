@@ -98,4 +98,4 @@ def new_copies(connections: Connections, messages: Sequence[NewMessage], since: 
 def _partly(error: JobpoolError, answers: Mapping[int, Answer], total: int) -> JobpoolError:
     """Return the error, with how many of a call's jobs are there all the same."""
     done = sum(number_of(answer) is not None for answer in answers.values())
-    return error if total == 1 else type(error)(f"{error}; of {total} jobs {done} are enqueued for certain")
+    return error if total == 1 else type(error)(f"{error}; of the last {total} jobs {done} are enqueued for certain")

@@ -1,4 +1,4 @@
-"""Checks of a database file's place and settings: journal, disk, file system, free space, readers."""
+"""Checks of a database file's place and settings: journal, disk, file system, free space, rights."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def diagnose(database: Database, *, mounts: Sequence[Mount] | None = None) -> li
     if mounts is None:
         with suppress(OSError):
             mounts = [Mount(each.mountpoint, each.fstype) for each in psutil.disk_partitions(all=True)]
-    free = os.statvfs(os.path.dirname(path))
+    free, status = os.statvfs(os.path.dirname(path)), os.stat(path)
     return [
         judge_journal(path, str(mode), database.found_journal),
         judge_synchronous(int(synchronous)),
-        judge_place(path, mount_of(path, mounts or ())),
+        judge_place(path, mount_of(path, mounts or ()), status.st_nlink),
         judge_space(path, free.f_bavail * free.f_frsize),
-        judge_mode(path, stat.S_IMODE(os.stat(path).st_mode)),
+        judge_mode(path, stat.S_IMODE(status.st_mode)),
     ]
 
 
@@ -72,9 +72,13 @@ def judge_synchronous(value: int) -> Finding:
     return Finding("sqlite.synchronous", Level.PROBLEM, found, why, "leave `pragmas` out: FULL is what jobpool sets")
 
 
-def judge_place(path: str, mount: Mount | None) -> Finding:
-    """Judge the file system of the file; None = it is not known."""
+def judge_place(path: str, mount: Mount | None, links: int = 1) -> Finding:
+    """Judge the file system of the file, None = it is not known, and its hard links."""
     check = "sqlite.file-system"
+    if links > 1 or (mount and mount.point == os.path.realpath(path)):
+        why = "-wal and -shm beside it are not those of its other names: jobs are lost, and run twice"
+        mend = "stop all that use it, remove the other names, and mount its folder instead"
+        return Finding(check, Level.PROBLEM, f"{path} has a hard link, or is mounted without its folder", why, mend)
     if mount is None:
         return Finding(check, Level.NOTE, f"the file system of {path} is not known")
     found = f"{path} is on {mount.point} ({mount.kind})"

@@ -109,6 +109,9 @@ class Database(FileConnections):
         except NoTurn:
             raise BackendUnavailable(_LOCKED.format(path=self.path, timeout=self._timeout)) from None
         except sqlite3.Error as error:
+            if _primary_code(error) == sqlite3.SQLITE_FULL:  # the log is written back after a commit, and none succeeds
+                with suppress(BackendUnavailable), self.session() as connection:
+                    connection.execute("PRAGMA wal_checkpoint")
             self._raise_explained(error)
         if step.frees_jobs:
             wake(self.path)
@@ -161,6 +164,8 @@ class Database(FileConnections):
             for pragma in self._pragmas:
                 self.retry_locked(connection.execute, f"PRAGMA {pragma}")
             connection.create_function("jobpool_contains", -1, contains, deterministic=True)
+            if None in connection.files.values():  # the first, also after a fork: no other has kept the mode
+                self.retry_locked(self._switch_to_wal, connection)
             if prepare:
                 prepare(connection)
             if None in connection.files.values():
@@ -172,8 +177,7 @@ class Database(FileConnections):
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the file a current database, in WAL mode, even if another process does the same."""
-        self.retry_locked(self._switch_to_wal, connection)
+        """Make the file a current database, even if another process does the same."""
         if not self.retry_locked(is_current, connection, self.path):
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 migrate(connection, self.path)

@@ -47,7 +47,9 @@ def test_a_half_sent_enqueue_many_says_how_many_jobs_are_there(
 ) -> None:
     backend = clients.open()
     lose_answers_after(3, monkeypatch)
-    with pytest.raises(BackendUnavailable, match=r"closed the connection.*; of 5 jobs 3 are enqueued for certain"):
+    with pytest.raises(
+        BackendUnavailable, match=r"closed the connection.*; of the last 5 jobs 3 are enqueued for certain"
+    ):
         backend.enqueue_many([a_job(n) for n in range(5)])
     assert clients.counts()[0] >= 3
 

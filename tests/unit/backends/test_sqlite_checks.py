@@ -151,8 +151,17 @@ def test_the_kinds_of_places() -> None:
         ("memory", Mount("/tmp", "tmpfs"), Level.PROBLEM),
         ("a network", Mount("/mnt", "nfs4"), Level.PROBLEM),
         ("not known", None, Level.NOTE),
+        ("without its folder", Mount("/somewhere/jobpool.db", "ext4"), Level.PROBLEM),
     ]:
         assert judge_place("/somewhere/jobpool.db", mount).level is level, case
+
+
+def test_a_hard_link_is_a_problem(path: Path, open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    os.link(path, path.with_name("second.db"))
+    [finding] = [found for found in backend.diagnose() if found.check == "sqlite.file-system"]
+    assert finding.level is Level.PROBLEM
+    assert "hard link" in finding.found
 
 
 def test_which_file_system_a_file_is_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -148,6 +149,18 @@ def test_after_a_fork_a_file_that_goes_missing_is_noticed_still(path: Path, open
     os.unlink(f"{path}{ending}")
     with pytest.raises(BackendUnavailable, match="was removed or replaced"):
         backend.enqueue(a_job())
+
+
+def test_after_a_fork_a_mode_that_another_program_has_set_is_wal_again(path: Path, open_sqlite: Open) -> None:
+    backend = open_sqlite(timeout=1.0)
+    backend.enqueue(a_job())
+    assert status(fork(lambda: None)) == 0
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA journal_mode = DELETE").fetchall() == [("delete",)]
+    backend.enqueue(a_job())
+    assert backend.stats(QUEUE).waiting == 2
+    [told] = [finding.found for finding in backend.diagnose() if finding.check == "sqlite.journal"]
+    assert told == "journal_mode was delete until now"
 
 
 def test_an_interrupt_after_a_fork_keeps_nobody_from_the_file(

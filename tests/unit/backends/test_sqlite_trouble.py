@@ -90,6 +90,9 @@ def test_a_full_disk_is_named_and_nothing_is_lost(path: Path, open_sqlite: Open)
 
     with pytest.raises(BackendUnavailable, match=rf"disk .* {path} is full: free some space; nothing was changed"):
         fill()
+    with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as connection:  # without the log
+        [(count,)] = connection.execute("SELECT count(*) FROM messages")
+        assert count == len(known), "the log was written back, so that it has room for what comes next"
     assert [message.id for message in backend.list_messages(limit=1000)] == known
     assert backend.stats(QUEUE).waiting == len(known)
     assert backend.bulk(MessageFilter(ids=tuple(known[:20])), Verb.DELETE) == 20
