@@ -259,9 +259,10 @@ def check_place(path: str) -> None:
     place = Path(path)
     if place.is_dir():
         raise ConfigurationError(f"{path} is a directory: name a file in it, such as sqlite:///{place / 'jobpool.db'}")
-    if not place.parent.is_dir():
-        raise ConfigurationError(f"the directory {place.parent} of database {path} does not exist: create it")
-    if not place.exists() and not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK):
+    folder = Path(os.path.realpath(path)).parent  # of what a link leads to
+    if not folder.is_dir():
+        raise ConfigurationError(f"the directory {folder} of database {path} does not exist: create it")
+    if not place.exists() and not os.access(folder, os.W_OK):
         raise ConfigurationError(
             f"there is no database {path} yet, and this user may not make it: allow writing to its directory,"
             " mount its file system for writing, or correct `backend`"
