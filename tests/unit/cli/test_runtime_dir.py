@@ -29,18 +29,6 @@ from jobpool.ops.runtime_dir import (
 from jobpool.settings import Settings
 
 
-def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
-    pool = a_pool(tmp_path)
-    register(tmp_path, pool)
-    path = note_path(tmp_path, pool.name, pool.pid)
-    Path(pool.board).write_bytes(b"")
-    assert discover(tmp_path) == [pool]
-    unregister(path)
-    assert discover(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-    unregister(path)
-
-
 def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
     register(tmp_path, pool := a_pool(tmp_path, backend="redis://me:hush@localhost/0"))
     path = note_path(tmp_path, pool.name, pool.pid)

@@ -30,14 +30,6 @@ def failing(**settings: object) -> Stage:
     return stage
 
 
-def test_the_last_failure_carries_its_copy() -> None:
-    settlement = failing(dead_letter_queue="failures").verdict(Abandon)
-    [copy] = settlement.follow_ups
-    assert (copy.queue, copy.handler, settlement.reason) == ("failures", "report", "failed")
-    metadata = copy.payload["_dlq_metadata"]
-    assert (metadata["reason"], metadata["attempts"], metadata["original_queue"]) == ("failed", 1, "reports")
-
-
 def test_without_the_setting_it_carries_nothing() -> None:
     assert failing().verdict(Abandon).follow_ups == ()
 

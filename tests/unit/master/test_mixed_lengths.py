@@ -72,19 +72,6 @@ def taken_back(stage: Stage, action: act.TakeBack) -> list[act.Action]:
     return stage.tell(ev.TookBack(action.slot.child, frozenset(nonces), len(nonces) < action.most))
 
 
-def test_what_waits_behind_an_attempt_goes_to_an_idle_child_after_a_millisecond() -> None:
-    stage = Stage(workers=2).boot()
-    busy, idle = stage.idle
-    ahead(stage, busy, USUAL, USUAL, USUAL)
-    assert steal_due(stage.pool, stage.now) == stage.now + STEAL_AFTER_S
-    assert not of(stage.tell(), act.TakeBack)
-    [steal] = of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
-    assert (steal.slot, steal.most) == (busy, 1)
-    [hand] = of(taken_back(stage, steal), act.Hand)
-    assert hand.slot is idle
-    assert [len(busy.deliveries), len(idle.deliveries)] == [2, 1]
-
-
 def test_an_attempt_that_has_not_begun_is_looked_at_again_and_given_up_in_time() -> None:
     stage = Stage(workers=2).boot()
     busy, _ = stage.idle

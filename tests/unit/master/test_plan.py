@@ -620,22 +620,17 @@ class TestTimeouts:
         assert len(of(stage.after(2.0), act.KillChild)) == 1
 
     def test_the_jobs_own_timeout_wins_over_the_handlers_and_the_pools(self) -> None:
-        stage = Stage(workers=1, default_timeout=99.0).boot()
-        stage.lease("slow", timeout=2.0)
-        assert stage.busy[0].deliveries[0].timeout == 2.0
-
-    def test_the_pools_default_applies_where_nobody_says(self) -> None:
-        stage = Stage(workers=1, default_timeout=99.0).boot()
-        stage.lease("report")
-        assert stage.busy[0].deliveries[0].timeout == 99.0
-
-    @pytest.mark.parametrize(
-        ("asked", "capped"), [(2.0, 2.0), (60.0, 30.0), (0.0, 30.0), (None, 30.0)], ids=["less", "more", "0", "none"]
-    )
-    def test_no_job_gets_more_than_the_pools_most(self, asked: float | None, capped: float) -> None:
-        stage = Stage(workers=1, default_timeout=99.0, max_timeout=30.0).boot()
-        stage.lease("report", timeout=asked)
-        assert stage.busy[0].deliveries[0].timeout == capped
+        for handler, asked, most, granted in [
+            ("slow", 2.0, 0.0, 2.0),
+            ("slow", None, 0.0, 10.0),
+            ("report", None, 0.0, 99.0),
+            ("report", 2.0, 30.0, 2.0),
+            ("report", 60.0, 30.0, 30.0),
+            ("report", 0.0, 30.0, 30.0),
+            ("report", None, 30.0, 30.0),
+        ]:
+            stage = Stage(workers=1, default_timeout=99.0, max_timeout=most).boot()
+            assert stage.run(handler, timeout=asked).deliveries[0].timeout == granted, (handler, asked, most)
 
     def test_memory_above_the_limit_is_a_failed_attempt(self) -> None:
         stage = Stage(workers=1, memory_limit=MemoryLimit(100)).boot()

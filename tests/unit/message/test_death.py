@@ -87,21 +87,14 @@ def test_even_how_is_bounded() -> None:
     assert len(Death("x" * 10**6).to_text()) <= MAX_RECORD_BYTES
 
 
+SEGV, BROKEN = "killed by SIGSEGV (itself)", "killed by SIGKILL (the pool: broken channel)"
+
+
 def test_lines_for_tables_and_logs() -> None:
     for case, death, short, line in [
-        (
-            "full",
-            FULL,
-            "killed by SIGSEGV (itself)",
-            "killed by SIGSEGV (itself), core dumped; peak memory 31 MiB, CPU 0.25 s",
-        ),
+        ("full", FULL, SEGV, f"{SEGV}, core dumped; peak memory 31 MiB, CPU 0.25 s"),
         ("the pool", Death("timeout", "the pool: timeout", cpu_seconds=2.0), "timeout", "timeout; CPU 2.00 s"),
-        (
-            "the pool, for another reason",
-            Death("killed by SIGKILL", "the pool: broken channel"),
-            "killed by SIGKILL (the pool: broken channel)",
-            "killed by SIGKILL (the pool: broken channel)",
-        ),
+        ("the pool, for another reason", Death("killed by SIGKILL", "the pool: broken channel"), BROKEN, BROKEN),
         ("of the reaper's", Death("lease expired"), "lease expired", "lease expired"),
         ("of an older version", Death("killed by X\nstack"), "killed by X", "killed by X"),
         ("nothing", Death(""), "no cause is known", "no cause is known"),

@@ -7,7 +7,6 @@ import math
 from dataclasses import FrozenInstanceError, fields
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, cast
-from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -193,16 +192,6 @@ def test_keys_are_trimmed_and_an_empty_one_is_none() -> None:
     for key in ("idempotency_key", "concurrency_key"):
         for raw, kept in (("  order-7\n", "order-7"), ("", None), (" \t", None), (None, None)):
             assert getattr(JobDefinition("report", **cast(dict[str, Any], {key: raw})), key) == kept, (key, raw)
-
-
-def test_a_moment_is_kept_in_utc_to_the_microsecond() -> None:
-    berlin = datetime(2026, 7, 1, 14, 0, 0, 123456, tzinfo=ZoneInfo("Europe/Berlin"))
-
-    job = JobDefinition("report", scheduled_at=berlin)
-
-    assert job.scheduled_at == NOON
-    assert job.scheduled_at is not None
-    assert job.scheduled_at.tzinfo is UTC
 
 
 class TestRequire:

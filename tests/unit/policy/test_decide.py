@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 from msgspec import structs
@@ -35,7 +35,7 @@ from jobpool.message.outcome import (
     TimedOut,
     UnknownHandler,
 )
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.decide import MAX_EXTRA_MOVES, Rules, decide
 from jobpool.policy.outcomes import cancelled, counters_of, status_of
@@ -50,6 +50,13 @@ NOT_BEGUN = Release(begun=False)
 DEATH = Death("killed by SIGSEGV", "itself", peak_memory=2**20).to_text()
 KILLED = Death("memory limit", "the pool: memory limit").to_text()
 MOVING = Rules(on_crash_queue="careful", memory_limit_queue="big", max_crashes=2)
+BOTH = structs.replace(MOVING, on_crash="expire")
+ENDLESS = structs.replace(MOVING, max_crashes=0)
+TO_CAREFUL = Move("careful", crashes=1, cause=DEATH)
+TO_BIG = Move("big", attempts=1, error="2 GiB", cause=KILLED)
+TOO_LARGE = MemoryExceeded("2 GiB", KILLED)
+GIVEN_UP = Abandon("memory-limit", "2 GiB", KILLED)
+NONE_LEFT = "later; no retry is left: attempt {0} of {0} (see max_retries)"
 
 
 def a_lease(max_retries: int | None = 2, payload: object = None, **fields: Any) -> JobLease:
@@ -73,171 +80,87 @@ HUGE = a_lease(payload="x" * (MAX_BODY_BYTES - 240))
 RUBBISH = a_lease(body=b"\xff no wire object")
 
 
+def judged(outcome: Outcome, lease: JobLease = FIRST, rules: Rules = Rules()) -> Settlement | Leave:  # noqa: B008 - a value
+    return decide(outcome, lease, rules, RETRY, NOW)
+
+
 def test_verdict() -> None:
-    for case, outcome, lease, rules, verdict in [
-        ("success", Succeeded(), FIRST, Rules(), Ack()),
-        ("success with follow-ups", Succeeded((FOLLOW_UP,)), FIRST, Rules(), Ack((FOLLOW_UP,))),
-        ("first failure", Failed("boom"), FIRST, Rules(), Nack(5.0, "boom")),
-        ("second failure backs off", Failed("boom"), a_lease(attempts=1), Rules(), Nack(10.0, "boom")),
-        ("last failure", Failed("boom"), LAST, Rules(), Abandon("failed", "boom")),
-        ("past the last", Failed("boom"), a_lease(attempts=9), Rules(), Abandon("failed", "boom")),
-        ("a job that wants no retries", Failed("boom"), a_lease(0), Rules(), Abandon("failed", "boom")),
-        ("nobody asks for retries", Failed("boom"), a_lease(None), Rules(), Abandon("failed", "boom")),
-        ("the handler asks for retries", Failed("boom"), a_lease(None), Rules(1), Nack(5.0, "boom")),
-        ("the job goes before the handler", Failed("boom"), a_lease(0), Rules(3), Abandon("failed", "boom")),
-        (
-            "unrecoverable with budget left",
-            Failed("no such file", permanent=True),
-            FIRST,
-            Rules(),
-            Abandon("unrecoverable", "no such file"),
-        ),
-        ("Retry: its own delay", RetryAsked(90.0, "later"), FIRST, Rules(), Nack(90.0, "later")),
-        ("Retry at once", RetryAsked(0.0, "now"), FIRST, Rules(), Nack(0.0, "now")),
-        (
-            "Retry burns an attempt",
-            RetryAsked(90.0, "later"),
-            LAST,
-            Rules(),
-            Abandon("failed", "later; no retry is left: attempt 3 of 3 (see max_retries)"),
-        ),
-        (
-            "Retry of a handler without retries",
-            RetryAsked(90.0, "later"),
-            a_lease(max_retries=0),
-            Rules(),
-            Abandon("failed", "later; no retry is left: attempt 1 of 1 (see max_retries)"),
-        ),
-        ("Retry in an endless time", RetryAsked(1e300, "later"), FIRST, Rules(), Nack(LONGEST, "later")),
-        ("Snooze burns none", Snoozed(60.0), LAST, Rules(), Release(60.0)),
-        ("Snooze for no time", Snoozed(0.0), FIRST, Rules(), Release(0.1)),
-        ("Snooze for ever", Snoozed(float("inf")), FIRST, Rules(), Release(LONGEST)),
-        ("timeout", TimedOut("stack"), FIRST, Rules(), Nack(5.0, "stack")),
-        ("last timeout", TimedOut("stack"), LAST, Rules(), Abandon("timeout", "stack")),
-        ("memory limit", MemoryExceeded("2 GiB"), FIRST, Rules(), Nack(5.0, "2 GiB")),
-        ("last memory limit", MemoryExceeded("2 GiB"), LAST, Rules(), Abandon("memory-limit", "2 GiB")),
-        ("crash", Crashed("SIGSEGV"), FIRST, Rules(), Forfeit("SIGSEGV")),
-        ("a crash has no retry budget", Crashed("SIGSEGV"), LAST, Rules(), Forfeit("SIGSEGV")),
-        ("crash, on_crash expire", Crashed("SIGSEGV"), FIRST, EXPIRING, Leave("left to expire: SIGSEGV")),
-        ("killed by a stop", Stopped(), LAST, Rules(), Release()),
-        ("killed with its fork server again", Stopped(4.0), LAST, Rules(), Release(4.0)),
-        ("never started", NeverStarted(1, "SIGKILL"), FIRST, Rules(), NOT_BEGUN),
-        ("never started twice", NeverStarted(2, "SIGKILL"), FIRST, Rules(), NOT_BEGUN),
-        ("never started thrice", NeverStarted(3, "SIGKILL"), FIRST, Rules(), Forfeit("SIGKILL")),
-        ("leased and not run", NotRun(), FIRST, Rules(), NOT_BEGUN),
-        ("lease lost", LostLease(), FIRST, Rules(), Leave("lease lost")),
-        ("rejected, undecodable", Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON")),
-        (
-            "rejected for its signature",
-            Rejected("bad signature", signature=True),
-            FIRST,
-            Rules(),
-            Abandon("rejected", "bad signature"),
-        ),
-        ("newer wire", NewerWire(2), FIRST, Rules(), Release(5.0, begun=False)),
-        ("unknown handler", UnknownHandler("gone", 0.0), FIRST, Rules(), Release(5.0, begun=False)),
-        (
-            "unknown handler, grace nearly over",
-            UnknownHandler("gone", 598.0),
-            FIRST,
-            Rules(),
-            Release(2.0, begun=False),
-        ),
+    for case, settlement, verdict in [
+        ("success", judged(Succeeded()), Ack()),
+        ("success with follow-ups", judged(Succeeded((FOLLOW_UP,))), Ack((FOLLOW_UP,))),
+        ("first failure", judged(Failed("boom")), Nack(5.0, "boom")),
+        ("second failure backs off", judged(Failed("boom"), a_lease(attempts=1)), Nack(10.0, "boom")),
+        ("last failure", judged(Failed("boom"), LAST), Abandon("failed", "boom")),
+        ("past the last", judged(Failed("boom"), a_lease(attempts=9)), Abandon("failed", "boom")),
+        ("a job that wants no retries", judged(Failed("boom"), a_lease(0)), Abandon("failed", "boom")),
+        ("nobody asks for retries", judged(Failed("boom"), a_lease(None)), Abandon("failed", "boom")),
+        ("the handler asks for retries", judged(Failed("boom"), a_lease(None), Rules(1)), Nack(5.0, "boom")),
+        ("the job goes before the handler", judged(Failed("boom"), a_lease(0), Rules(3)), Abandon("failed", "boom")),
+        ("unrecoverable, budget left", judged(Failed("no file", permanent=True)), Abandon("unrecoverable", "no file")),
+        ("Retry: its own delay", judged(RetryAsked(90.0, "later")), Nack(90.0, "later")),
+        ("Retry at once", judged(RetryAsked(0.0, "now")), Nack(0.0, "now")),
+        ("Retry burns an attempt", judged(RetryAsked(90.0, "later"), LAST), Abandon("failed", NONE_LEFT.format(3))),
+        ("Retry and no retries", judged(RetryAsked(90.0, "later"), a_lease(0)), Abandon("failed", NONE_LEFT.format(1))),
+        ("Retry in an endless time", judged(RetryAsked(1e300, "later")), Nack(LONGEST, "later")),
+        ("Snooze burns none", judged(Snoozed(60.0), LAST), Release(60.0)),
+        ("Snooze for no time", judged(Snoozed(0.0)), Release(0.1)),
+        ("Snooze for ever", judged(Snoozed(float("inf"))), Release(LONGEST)),
+        ("timeout", judged(TimedOut("stack")), Nack(5.0, "stack")),
+        ("last timeout", judged(TimedOut("stack"), LAST), Abandon("timeout", "stack")),
+        ("memory limit", judged(MemoryExceeded("2 GiB")), Nack(5.0, "2 GiB")),
+        ("last memory limit", judged(MemoryExceeded("2 GiB"), LAST), Abandon("memory-limit", "2 GiB")),
+        ("crash", judged(Crashed("SIGSEGV")), Forfeit("SIGSEGV")),
+        ("a crash has no retry budget", judged(Crashed("SIGSEGV"), LAST), Forfeit("SIGSEGV")),
+        ("crash, on_crash expire", judged(Crashed("SIGSEGV"), rules=EXPIRING), Leave("left to expire: SIGSEGV")),
+        ("killed by a stop", judged(Stopped(), LAST), Release()),
+        ("killed with its fork server again", judged(Stopped(4.0), LAST), Release(4.0)),
+        ("never started", judged(NeverStarted(1, "SIGKILL")), NOT_BEGUN),
+        ("never started twice", judged(NeverStarted(2, "SIGKILL")), NOT_BEGUN),
+        ("never started thrice", judged(NeverStarted(3, "SIGKILL")), Forfeit("SIGKILL")),
+        ("leased and not run", judged(NotRun()), NOT_BEGUN),
+        ("lease lost", judged(LostLease()), Leave("lease lost")),
+        ("rejected, undecodable", judged(Rejected("no JSON"), RUBBISH), Abandon("rejected", "no JSON")),
+        ("rejected for its signature", judged(Rejected("forged", signature=True)), Abandon("rejected", "forged")),
+        ("newer wire", judged(NewerWire(2)), Release(5.0, begun=False)),
+        ("unknown handler", judged(UnknownHandler("gone", 0.0)), Release(5.0, begun=False)),
+        ("unknown handler, grace nearly over", judged(UnknownHandler("gone", 598.0)), Release(2.0, begun=False)),
         (
             "handler not allowed",
-            HandlerNotAllowed("shell"),
-            FIRST,
-            Rules(),
+            judged(HandlerNotAllowed("shell")),
             Abandon("handler-not-allowed", "handler 'shell' is not allowed on this queue"),
         ),
-        ("idempotency key done", AlreadyDone(), FIRST, Rules(), Ack()),
-        ("done, in a chain", AlreadyDone((JobDefinition("mail"),)), FIRST, Rules(), Ack((JobDefinition("mail"),))),
-        ("held elsewhere", Contended(1.5), LAST, Rules(), Release(1.5, begun=False)),
-        ("cancelled by a person", Cancelled("stack", KILLED), LAST, Rules(), Abandon("cancelled", "stack", KILLED)),
-        ("expired", Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired")),
-        ("timeout with its record", TimedOut("stack", KILLED), FIRST, Rules(), Nack(5.0, "stack", KILLED)),
-        ("last timeout, record", TimedOut("stack", KILLED), LAST, Rules(), Abandon("timeout", "stack", KILLED)),
-        ("memory limit, record", MemoryExceeded("2 GiB", KILLED), FIRST, Rules(), Nack(5.0, "2 GiB", KILLED)),
-        ("crash with its record", Crashed(DEATH), FIRST, Rules(), Forfeit(DEATH)),
+        ("idempotency key done", judged(AlreadyDone()), Ack()),
+        ("done, in a chain", judged(AlreadyDone((JobDefinition("mail"),))), Ack((JobDefinition("mail"),))),
+        ("held elsewhere", judged(Contended(1.5), LAST), Release(1.5, begun=False)),
+        ("cancelled by a person", judged(Cancelled("stack", KILLED), LAST), Abandon("cancelled", "stack", KILLED)),
+        ("expired", judged(Expired()), Abandon("expired", "not started before it expired")),
+        ("timeout with its record", judged(TimedOut("stack", KILLED)), Nack(5.0, "stack", KILLED)),
+        ("last timeout, record", judged(TimedOut("stack", KILLED), LAST), Abandon("timeout", "stack", KILLED)),
+        ("memory limit, record", judged(TOO_LARGE), Nack(5.0, "2 GiB", KILLED)),
+        ("crash with its record", judged(Crashed(DEATH)), Forfeit(DEATH)),
         (
             "crash with its record, on_crash expire",
-            Crashed(DEATH),
-            FIRST,
-            EXPIRING,
+            judged(Crashed(DEATH), rules=EXPIRING),
             Leave("left to expire: killed by SIGSEGV (itself); peak memory 1 MiB"),
         ),
-        ("crash, on_crash_queue", Crashed(DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH)),
-        (
-            "crash, on_crash_queue, one left",
-            Crashed(DEATH),
-            a_lease(crashes=1),
-            MOVING,
-            Move("careful", crashes=1, cause=DEATH),
-        ),
-        ("crash, on_crash_queue, past max_crashes", Crashed(DEATH), a_lease(crashes=2), MOVING, Forfeit(DEATH)),
-        (
-            "crash, on_crash_queue, no limit",
-            Crashed(DEATH),
-            a_lease(crashes=99),
-            structs.replace(MOVING, max_crashes=0),
-            Move("careful", crashes=1, cause=DEATH),
-        ),
-        ("crash in the on_crash_queue itself", Crashed(DEATH), a_lease(queue="careful"), MOVING, Forfeit(DEATH)),
-        (
-            "crash, on_crash_queue goes before on_crash",
-            Crashed(DEATH),
-            FIRST,
-            structs.replace(MOVING, on_crash="expire"),
-            Move("careful", crashes=1, cause=DEATH),
-        ),
-        ("thrice, on_crash_queue", NeverStarted(3, DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH)),
-        ("never started twice, on_crash_queue", NeverStarted(2, DEATH), FIRST, MOVING, NOT_BEGUN),
-        ("crash, a body with no room for another queue", Crashed(DEATH), HUGE, MOVING, Forfeit(DEATH)),
-        (
-            "memory limit, a body with no room for another queue",
-            MemoryExceeded("2 GiB", KILLED),
-            HUGE,
-            MOVING,
-            Nack(5.0, "2 GiB", KILLED),
-        ),
-        (
-            "memory limit, memory_limit_queue",
-            MemoryExceeded("2 GiB", KILLED),
-            FIRST,
-            MOVING,
-            Move("big", attempts=1, error="2 GiB", cause=KILLED),
-        ),
-        (
-            "last memory limit, memory_limit_queue",
-            MemoryExceeded("2 GiB", KILLED),
-            LAST,
-            MOVING,
-            Move("big", attempts=1, error="2 GiB", cause=KILLED),
-        ),
-        (
-            "memory limit in the memory_limit_queue itself",
-            MemoryExceeded("2 GiB", KILLED),
-            a_lease(attempts=3, queue="big"),
-            MOVING,
-            Abandon("memory-limit", "2 GiB", KILLED),
-        ),
-        (
-            "memory limit in that queue with budget left",
-            MemoryExceeded("2 GiB", KILLED),
-            a_lease(attempts=0, queue="big"),
-            MOVING,
-            Nack(5.0, "2 GiB", KILLED),
-        ),
-        (
-            "memory limit, two queues that name each other",
-            MemoryExceeded("2 GiB", KILLED),
-            a_lease(attempts=3 + MAX_EXTRA_MOVES),
-            MOVING,
-            Abandon("memory-limit", "2 GiB", KILLED),
-        ),
-        ("a timeout moves nothing", TimedOut("stack"), LAST, MOVING, Abandon("timeout", "stack")),
+        ("crash, on_crash_queue", judged(Crashed(DEATH), rules=MOVING), TO_CAREFUL),
+        ("crash, on_crash_queue, one left", judged(Crashed(DEATH), a_lease(crashes=1), MOVING), TO_CAREFUL),
+        ("crash, on_crash_queue, past max_crashes", judged(Crashed(DEATH), a_lease(crashes=2), MOVING), Forfeit(DEATH)),
+        ("crash, on_crash_queue, no limit", judged(Crashed(DEATH), a_lease(crashes=99), ENDLESS), TO_CAREFUL),
+        ("crash in that queue itself", judged(Crashed(DEATH), a_lease(queue="careful"), MOVING), Forfeit(DEATH)),
+        ("crash, on_crash_queue goes before on_crash", judged(Crashed(DEATH), rules=BOTH), TO_CAREFUL),
+        ("thrice, on_crash_queue", judged(NeverStarted(3, DEATH), rules=MOVING), TO_CAREFUL),
+        ("never started twice, on_crash_queue", judged(NeverStarted(2, DEATH), rules=MOVING), NOT_BEGUN),
+        ("crash, no room in the body for another queue", judged(Crashed(DEATH), HUGE, MOVING), Forfeit(DEATH)),
+        ("memory limit, no room in the body", judged(TOO_LARGE, HUGE, MOVING), Nack(5.0, "2 GiB", KILLED)),
+        ("memory limit, memory_limit_queue", judged(TOO_LARGE, rules=MOVING), TO_BIG),
+        ("last memory limit, memory_limit_queue", judged(TOO_LARGE, LAST, MOVING), TO_BIG),
+        ("memory limit in that queue itself", judged(TOO_LARGE, a_lease(attempts=3, queue="big"), MOVING), GIVEN_UP),
+        ("memory limit there, one left", judged(TOO_LARGE, a_lease(queue="big"), MOVING), Nack(5.0, "2 GiB", KILLED)),
+        ("memory limit, a circle of two", judged(TOO_LARGE, a_lease(attempts=3 + MAX_EXTRA_MOVES), MOVING), GIVEN_UP),
+        ("a timeout moves nothing", judged(TimedOut("stack"), LAST, MOVING), Abandon("timeout", "stack")),
     ]:
-        assert decide(cast(Outcome, outcome), lease, rules, RETRY, NOW) == verdict, case
+        assert settlement == verdict, case
 
 
 ONE_OF_EACH: list[Outcome] = [

@@ -44,6 +44,15 @@ def an_envelope(**options: Any) -> JobEnvelope:
     return decode(encode(job, identifier="a", queue="reports", signer=EnvelopeSigner(), now=0.0), attempts=0)
 
 
+ACME = {"concurrency_key": "acme"}
+EVERYTHING = Guards(
+    "k",
+    60.0,
+    (Hold("queue", 4), Hold("job:report"), Hold("concurrency:acme", 2)),
+    (Rate("queue", 100), Rate("concurrency:acme", 10)),
+)
+
+
 def test_what_is_asked_for() -> None:
     for case, options, limits, guards in [
         ("a plain job", {}, FREE, None),
@@ -51,26 +60,11 @@ def test_what_is_asked_for() -> None:
         ("a key", {"idempotency_key": " k "}, FREE, Guards("k")),
         ("alone by its handler", {"single_instance": True}, FREE, Guards(holds=(Hold("job:report"),))),
         ("alone by its name", {"single_instance": True, "name": "n"}, FREE, Guards(holds=(Hold("job:n"),))),
-        ("a concurrency key that nothing limits", {"concurrency_key": "acme"}, FREE, None),
+        ("a concurrency key that nothing limits", ACME, FREE, None),
         ("the queue's limits", {}, LIMITED, Guards(None, 86400.0, (Hold("queue", 4),), (Rate("queue", 100),))),
-        (
-            "everything",
-            {"concurrency_key": "acme", "idempotency_key": "k", "single_instance": True},
-            LIMITED,
-            Guards(
-                "k",
-                60.0,
-                (Hold("queue", 4), Hold("job:report"), Hold("concurrency:acme", 2)),
-                (Rate("queue", 100), Rate("concurrency:acme", 10)),
-            ),
-        ),
-        ("per key", {"concurrency_key": "acme"}, QueueLimits(per_key=3), Guards(holds=(Hold("concurrency:acme", 3),))),
-        (
-            "rate per key",
-            {"concurrency_key": "acme"},
-            QueueLimits(rate_per_key=3),
-            Guards(rates=(Rate("concurrency:acme", 3),)),
-        ),
+        ("everything", ACME | {"idempotency_key": "k", "single_instance": True}, LIMITED, EVERYTHING),
+        ("per key", ACME, QueueLimits(per_key=3), Guards(holds=(Hold("concurrency:acme", 3),))),
+        ("rate per key", ACME, QueueLimits(rate_per_key=3), Guards(rates=(Rate("concurrency:acme", 3),))),
         ("limits per key, and no key", {}, QueueLimits(per_key=3, rate_per_key=3), None),
     ]:
         assert guards_of(an_envelope(**cast(dict[str, Any], options)), limits) == guards, case

@@ -197,33 +197,6 @@ async def test_an_empty_queue_is_waited_for_and_unused_credit_is_kept(sdk: Sdk, 
 
 
 @scenario
-async def test_abandoned_until_it_is_dead(sdk: Sdk, control: Control) -> None:
-    await sdk.send("poison", application_properties={"k": "v"})
-    for count in range(3):
-        [got] = await sdk.receive()
-        assert got.delivery_count == count
-        await sdk.receiver.abandon_message(got)
-    [letter] = await sdk.receive(receiver=sdk.dead)
-    assert letter.dead_letter_reason == "MaxDeliveryCountExceeded"
-    assert letter.application_properties[b"k"] == b"v"
-    await sdk.dead.complete_message(letter)
-    assert control.counts("jobs").dead == 0
-
-
-@scenario
-async def test_dead_lettered_with_reason_and_description(sdk: Sdk, control: Control) -> None:
-    await sdk.send("bad")
-    [got] = await sdk.receive()
-    await sdk.receiver.dead_letter_message(got, reason="boom", error_description="a long story")
-    [peeked] = await sdk.dead.peek_messages(10, sequence_number=1)
-    assert body(peeked) == "bad"
-    [letter] = await sdk.receive(receiver=sdk.dead)
-    assert (letter.dead_letter_reason, letter.dead_letter_error_description) == ("boom", "a long story")
-    await sdk.dead.complete_message(letter)
-    assert control.counts("jobs").dead == 0
-
-
-@scenario
 async def test_settled_and_renewed_on_another_receiver(sdk: Sdk, control: Control) -> None:
     await sdk.send("a", "b", "c", "d")
     before = control.counts("jobs").tally

@@ -38,30 +38,23 @@ def unsure(ident: str, begun: float) -> list[Line]:
     return of(ident, START, END, unknown(1, "ack"), begun=begun)
 
 
+KILLED = of("a", START, settled(1, "forfeit"), begun=10)
+REFUSED = of("a", START, END, settled(1, "ack", "expired"), begun=10)
+LATE_ACK = settled(1, "ack", "not-owner")
+
+
 def test_a_job_is_skipped_only_when_somebody_had_done_its_key() -> None:
     for case, lines, caught in [
         ("its key was done", [*done("a", 10), *skipped("b", 20)], set()),
         ("by an ack that was not answered", [*unsure("a", 10), *skipped("b", 20)], set()),
-        (
-            "by a pool that was killed in its ack",
-            [*of("a", START, END, asked(1, "ack"), begun=10), *skipped("b", 20)],
-            set(),
-        ),
+        ("by one killed in its ack", [*of("a", START, END, asked(1, "ack"), begun=10), *skipped("b", 20)], set()),
         ("by nobody", skipped("b", 20), {"b"}),
         ("by nobody, and the ack was repeated", skipped("b", 20, "already"), {"b"}),
         ("the ack was refused", skipped("b", 20, "expired"), set()),
         ("later", [*skipped("b", 20), *done("a", 30)], {"b"}),
-        (
-            "killed, and the key was marked before the effect",
-            [*of("a", START, settled(1, "forfeit"), begun=10), *skipped("a", 20, fence=2)],
-            {"a"},
-        ),
-        ("by another that was killed", [*of("a", START, settled(1, "forfeit"), begun=10), *skipped("b", 20)], {"b"}),
-        (
-            "by another whose ack was refused",
-            [*of("a", START, END, settled(1, "ack", "expired"), begun=10), *skipped("b", 20)],
-            {"b"},
-        ),
+        ("killed, and the key was marked before the effect", [*KILLED, *skipped("a", 20, fence=2)], {"a"}),
+        ("by another that was killed", [*KILLED, *skipped("b", 20)], {"b"}),
+        ("by another whose ack was refused", [*REFUSED, *skipped("b", 20)], {"b"}),
         ("another key", [*done("c", 10), *skipped("b", 20)], {"b"}),
         ("by one that was itself skipped", [*skipped("a", 10), *skipped("b", 20)], {"a", "b"}),
     ]:
@@ -74,11 +67,7 @@ def test_after_an_accepted_ack_no_other_job_of_the_key_begins() -> None:
         ("between its call and its answer", [*done("a", 10), *done("b", 12.5)], set()),
         ("after the ack, and failed", [*done("a", 10), *of("b", START, settled(1, "nack"), begun=20)], {"b"}),
         ("the ack was not answered", [*unsure("a", 10), *done("b", 20)], set()),
-        (
-            "its lease had ended: its pool was stopped before it wrote that it began",
-            [*done("a", 10), *of("b", START, settled(1, "ack", "not-owner"), begun=20)],
-            set(),
-        ),
+        ("stopped before it wrote that it began", [*done("a", 10), *of("b", START, LATE_ACK, begun=20)], set()),
         ("the same, and its pool knew", [*done("a", 10), *of("b", START, begun=20)], set()),
         ("the same job: a RERUN", [*done("a", 10), *of("a", START, settled(2, "release"), begun=20, fence=2)], set()),
         ("another key", [*done("a", 10), *done("c", 20)], set()),

@@ -28,7 +28,10 @@ def receipt(fence: int, attempt: int = 1, job: str = "m") -> dict[str, Any]:
     return {"job": job, "fence": fence, "attempt": attempt}
 
 
-UNSURE = [fetched(1), run("start"), run("end"), *unknown(1, "ack")]
+NONE_ACKED = "no delivery was acked, and its result is "
+ANOTHERS = "delivery 1 was acked, and its result is "
+ENDED = [fetched(1), run("start"), run("end")]
+UNSURE = [*ENDED, *unknown(1, "ack")]
 
 
 def test_the_result_is_that_of_the_delivery_that_was_acked() -> None:
@@ -40,30 +43,15 @@ def test_the_result_is_that_of_the_delivery_that_was_acked() -> None:
         ("the ack was not answered, and made", UNSURE, receipt(1), ""),
         ("dead", failed(1, verb="abandon"), None, ""),
         ("its time is over", [*ran(1), structs.replace(enq("later"), at=CLOCK.now + RESULT_TTL_S)], None, ""),
-        (
-            "an unanswered ack before the one that was made",
-            [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *ran(2, 0, 1)],
-            receipt(2),
-            "",
-        ),
+        ("an unanswered ack before the one that was made", [*UNSURE, *ran(2, 0, 1)], receipt(2), ""),
         ("missing", ran(1), None, "delivery 1 was acked, and its result is not kept"),
         ("a former owner's", [*cut_short(1), *ran(2, 0, 1)], receipt(1), "delivery 2 was acked, and its result is "),
-        ("another attempt's", ran(1), receipt(1, 2), "delivery 1 was acked, and its result is "),
-        ("another job's", ran(1), receipt(1, job="another"), "delivery 1 was acked, and its result is "),
+        ("another attempt's", ran(1), receipt(1, 2), ANOTHERS),
+        ("another job's", ran(1), receipt(1, job="another"), ANOTHERS),
         ("what no run returned", ran(1), "rubbish", "delivery 1 was acked, and its result is rubbish"),
-        ("a failed run's", failed(1), receipt(1), "no delivery was acked, and its result is "),
-        (
-            "of a refused ack",
-            [fetched(1), run("start"), run("end"), *settled(1, "ack", "expired")],
-            receipt(1),
-            "no delivery was acked, and its result is ",
-        ),
-        (
-            "the ack was not answered, and another's result is there",
-            UNSURE,
-            receipt(2),
-            "delivery 1 was acked, and its result is ",
-        ),
+        ("a failed run's", failed(1), receipt(1), NONE_ACKED),
+        ("of a refused ack", [*ENDED, *settled(1, "ack", "expired")], receipt(1), NONE_ACKED),
+        ("the ack was not answered, and another's result is there", UNSURE, receipt(2), ANOTHERS),
     ]:
         told = results(lines, KEPT, {} if found is None else {"m": found})
         assert set(told) == ({"m"} if wrong else set()), case
@@ -83,6 +71,8 @@ def cancelled(answer: str = "cancelled") -> Line:
 
 BURIED = structs.replace(kept(State.DEAD, 1), reason="cancelled")
 CUT = cut_short(1, verb="abandon")
+LATE = "delivery 1 began after its cancel was answered"
+CUT_LATER = [fetched(2), *settled(2, "abandon")]
 NO_DEAD_LETTER = "its cancel was answered, and it is not a dead letter of that"
 
 
@@ -93,34 +83,14 @@ def test_after_the_answer_to_a_cancel_nothing_begins() -> None:
         ("by an earlier cancel", [*failed(1), cancelled("already cancelled")], BURIED, ""),
         ("too late", [*ran(1), cancelled("ended first")], None, ""),
         ("nobody knew yet", [enq(), cancelled("asked"), *ran(1)], None, ""),
-        (
-            "one without a lease began and wrote that late",
-            [fetched(1), fetched(2), *settled(2, "abandon"), cancelled(), run("start")],
-            BURIED,
-            "",
-        ),
+        ("one without a lease wrote late", [fetched(1), *CUT_LATER, cancelled(), run("start")], BURIED, ""),
         ("acked", [*ran(1), cancelled()], None, NO_DEAD_LETTER),
         ("gone", [enq(), cancelled()], None, NO_DEAD_LETTER),
         ("dead of something else", [enq(), cancelled()], structs.replace(BURIED, reason="failed"), NO_DEAD_LETTER),
         ("still there", [enq(), cancelled()], kept(State.DELAYED, 0), NO_DEAD_LETTER),
-        (
-            "fetched later",
-            [cancelled(), *cut_short(1, verb="")],
-            BURIED,
-            "delivery 1 began after its cancel was answered",
-        ),
-        (
-            "fetched later, and it was an earlier cancel",
-            [cancelled("already cancelled"), *CUT],
-            BURIED,
-            "delivery 1 began after its cancel was answered",
-        ),
-        (
-            "fetched before, and begun by its holder later",
-            [fetched(1), cancelled(), run("start"), *settled(1, "abandon")],
-            BURIED,
-            "delivery 1 began after its cancel was answered",
-        ),
+        ("fetched later", [cancelled(), *cut_short(1, verb="")], BURIED, LATE),
+        ("fetched later, and it was an earlier cancel", [cancelled("already cancelled"), *CUT], BURIED, LATE),
+        ("fetched before, begun later", [fetched(1), cancelled(), run("start"), *settled(1, "abandon")], BURIED, LATE),
     ]:
         lines = [structs.replace(line, at=CLOCK.tick(), since=CLOCK.now - 0.5) for line in lines]
         told = cancels(lines, {"m": item("cancelled")}, [left] if left else [])
@@ -158,6 +128,9 @@ FOLLOWED = [*CLOSED, *of(FIRST, [*PARENT, *settled(1, "ack")]), *of(SECOND, ran(
 UNSURE_PARENT = [*CLOSED, *of(FIRST, [*PARENT, *unknown(1, "ack")]), *of(SECOND, ran(1))]
 
 
+FAILED = [*both(FIRST), *told("2 1 1 0")]
+NOT_ALL = "b:on_success ran, and 1 of its members had not succeeded"
+TWICE = "b:on_{} came more than once: {}"
 NEVER = "all of its members have ended, and b:{} never ran"
 
 
@@ -168,7 +141,7 @@ def off(told: str, members: int, dead: int, cancelled: int) -> str:
 def test_the_callbacks_of_a_batch_come_once_with_its_counts() -> None:
     for case, lines, left, wrong in [
         ("all have succeeded", WELL, [], ""),
-        ("one has failed", [*both(FIRST), *told("2 1 1 0")], [dead(SECOND)], ""),
+        ("one has failed", FAILED, [dead(SECOND)], ""),
         ("one was cancelled", [*both(FIRST), *told("2 1 0 1")], [dead(SECOND, "cancelled")], ""),
         ("none has succeeded", [*both(), *told("2 0 1 1")], [dead(FIRST), dead(SECOND, "cancelled")], ""),
         ("one was added", [*FOLLOWED, *of("f", ran(1)), *told("3 3 0 0"), *told("3 3 0 0", SUCCESS)], [], ""),
@@ -182,36 +155,21 @@ def test_the_callbacks_of_a_batch_come_once_with_its_counts() -> None:
         ("only that of a success", [*ALL_DONE, *told("2 2 0 0", SUCCESS)], [], NEVER.format("on_done")),
         ("not that of a success", [*ALL_DONE, *told("2 2 0 0")], [], NEVER.format("on_success")),
         ("no callback after a failure", both(FIRST), [dead(SECOND)], NEVER.format("on_done")),
-        (
-            "that of a success after a failure",
-            [*both(FIRST), *told("2 1 1 0"), *told("2 1 1 0", SUCCESS)],
-            [dead(SECOND)],
-            "b:on_success ran, and 1 of its members had not succeeded",
-        ),
-        ("twice", [*WELL, *told("2 2 0 0", fence=2)], [], "b:on_done came more than once: ['2 2 0 0']"),
-        (
-            "twice, of a success",
-            [*WELL, *told("2 2 0 0", SUCCESS, fence=2)],
-            [],
-            "b:on_success came more than once: ['2 2 0 0']",
-        ),
+        ("that of a success after a failure", [*FAILED, *told("2 1 1 0", SUCCESS)], [dead(SECOND)], NOT_ALL),
+        ("twice", [*WELL, *told("2 2 0 0", fence=2)], [], TWICE.format("done", ["2 2 0 0"])),
+        ("twice, of a success", [*WELL, *told("2 2 0 0", SUCCESS, fence=2)], [], TWICE.format("success", ["2 2 0 0"])),
         (
             "twice, with other counts",
             [*WELL[:-5], *of(DONE, cut_short(1)[:2]), *of(DONE, [run("told", tag="1 1 0 0")]), *WELL[-5:]],
             [],
-            "b:on_done came more than once: ['1 1 0 0', '2 2 0 0']",
+            TWICE.format("done", ["1 1 0 0", "2 2 0 0"]),
         ),
         ("a member too few", [*ALL_DONE, *told("1 1 0 0")], [], off("1 1 0 0", 2, 0, 0)),
         ("a member too many", [*ALL_DONE, *told("3 3 0 0")], [], off("3 3 0 0", 2, 0, 0)),
         ("a failure too many", [*ALL_DONE, *told("2 1 1 0")], [], off("2 1 1 0", 2, 0, 0)),
         ("a success too few", [*ALL_DONE, *told("2 1 0 0")], [], off("2 1 0 0", 2, 0, 0)),
         ("a failure too few", [*both(FIRST), *told("2 2 0 0")], [dead(SECOND)], off("2 2 0 0", 2, 1, 0)),
-        (
-            "a cancel taken for a failure",
-            [*both(FIRST), *told("2 1 1 0")],
-            [dead(SECOND, "cancelled")],
-            off("2 1 1 0", 2, 1, 1),
-        ),
+        ("a cancel taken for a failure", FAILED, [dead(SECOND, "cancelled")], off("2 1 1 0", 2, 1, 1)),
         ("the added one is missing", [*FOLLOWED, *of("f", ran(1)), *told("2 2 0 0")], [], off("2 2 0 0", 3, 0, 0)),
     ]:
         assert batches(lines, ITEMS, left) == ({"b": wrong} if wrong else {}), case

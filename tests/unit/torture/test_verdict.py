@@ -55,6 +55,9 @@ def dead_of(crashes: int) -> Message:
 
 KEYED = item("keyed", idempotency_key="k")
 FATAL = structs.replace(kept(State.DEAD, 1, 1), reason="timeout")
+FAILED = structs.replace(FATAL, reason="failed")
+SWALLOWED = [structs.replace(enq("another"), tag=ID), Line("try", "another")]
+CANCEL = Line("cancel", ID, answer="cancelled")
 
 
 def test_each_of_its_own_judgements_arrives_in_the_result() -> None:
@@ -66,28 +69,10 @@ def test_each_of_its_own_judgements_arrives_in_the_result() -> None:
         ("POISON", poisoned(MAX_CRASHES + 2), dead_of(MAX_CRASHES + 2), item("poison"), {"POISON": "ran 7 times"}),
         ("poison", poisoned(MAX_CRASHES + 1), dead_of(MAX_CRASHES + 1), item("poison"), {}),
         ("LOST: too early", poisoned(MAX_CRASHES), dead_of(MAX_CRASHES), item("poison"), {"LOST": "after 5 crashes"}),
-        (
-            "LOST: buried",
-            failed(1, verb="abandon"),
-            structs.replace(FATAL, reason="failed"),
-            item("work"),
-            {"LOST": "of the kind work"},
-        ),
-        (
-            "LOST: swallowed",
-            [structs.replace(enq("another"), tag=ID), Line("try", "another")],
-            None,
-            item("work"),
-            {"LOST": "answered as another"},
-        ),
+        ("LOST: buried", failed(1, verb="abandon"), FAILED, item("work"), {"LOST": "of the kind work"}),
+        ("LOST: swallowed", SWALLOWED, None, item("work"), {"LOST": "answered as another"}),
         ("RESULT", ran(1), None, item("kept", result_ttl=60.0), {"RESULT": "its result is not kept"}),
-        (
-            "CANCEL",
-            [*ran(1), Line("cancel", ID, answer="cancelled")],
-            None,
-            item("cancelled"),
-            {"CANCEL": "began after its"},
-        ),
+        ("CANCEL", [*ran(1), CANCEL], None, item("cancelled"), {"CANCEL": "began after its"}),
     ]:
         result = Result()
         promised = [] if any(line.event == "enq" for line in lines) else [enq()]
