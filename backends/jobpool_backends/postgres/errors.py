@@ -122,7 +122,8 @@ def is_conflict(error: psycopg.Error) -> bool:
 def is_stale(error: psycopg.Error) -> bool:
     """Return whether the fault may lie in this connection alone, so that a new one is worth a try at once."""
     if error.sqlstate is None:
-        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        # An InternalError: a pooler answered BEGIN or COMMIT with an error of the lost session's and one of its own.
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
         return lost and not isinstance(error, AnswerTimeout)
     return error.sqlstate in UNDONE or error.sqlstate.startswith(_UNKNOWN)
 

@@ -50,6 +50,21 @@ def test_a_pooler_is_recognised_and_nothing_prepared(rig: Rig, pooler: Pgbouncer
     assert through.run("SELECT count(*) FROM pg_prepared_statements") == [(0,)]
 
 
+def test_a_transaction_whose_lent_session_is_ended_is_done_again(rig: Rig, pooler: Pgbouncer) -> None:
+    """The pooler then sends an error of the server's and one of its own, both in answer to the COMMIT."""
+    database, ended = rig.database(base=pooler.url()), []
+    database.run("SELECT 1")  # from here on there is an idle connection
+
+    def work(connection: Connection) -> int:
+        [(pid,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
+        if not ended:
+            ended.append(pid)
+            rig.ask("SELECT pg_terminate_backend(%s, 5000)", pid)
+        return int(pid)
+
+    assert database.transaction(work) not in ended
+
+
 def test_the_settings_of_a_lent_session_are_left_alone(rig: Rig, pooler: Pgbouncer) -> None:
     database = rig.database(base=pooler.url())
     assert database.run("SHOW statement_timeout") == [("0",)]
