@@ -52,7 +52,8 @@ def test_a_pooler_is_recognised_and_nothing_prepared(rig: Rig, pooler: Pgbouncer
 
 def test_a_transaction_whose_lent_session_is_ended_is_done_again(rig: Rig, pooler: Pgbouncer) -> None:
     """The pooler then sends an error of the server's and one of its own, both in answer to the COMMIT."""
-    database, ended = rig.database(base=pooler.url()), []
+    database = rig.database(base=pooler.url())
+    ended: list[int] = []
     database.run("SELECT 1")  # from here on there is an idle connection
 
     def work(connection: Connection) -> int:
