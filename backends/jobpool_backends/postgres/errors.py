@@ -122,9 +122,8 @@ def is_conflict(error: psycopg.Error) -> bool:
 def is_stale(error: psycopg.Error) -> bool:
     """Return whether the fault may lie in this connection alone, so that a new one is worth a try at once."""
     if error.sqlstate is None:
-        # An InternalError: a pooler answered BEGIN or COMMIT with an error of the lost session's and one of its own.
-        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
-        return lost and not isinstance(error, AnswerTimeout)
+        # Of any other kind: a pooler answered BEGIN, COMMIT or COPY with an error of the lost session's and its own.
+        return not isinstance(error, AnswerTimeout | psycopg.DataError | psycopg.NotSupportedError)
     return error.sqlstate in UNDONE or error.sqlstate.startswith(_UNKNOWN)
 
 

@@ -51,19 +51,23 @@ def test_a_pooler_is_recognised_and_nothing_prepared(rig: Rig, pooler: Pgbouncer
 
 
 def test_a_transaction_whose_lent_session_is_ended_is_done_again(rig: Rig, pooler: Pgbouncer) -> None:
-    """The pooler then sends an error of the server's and one of its own, both in answer to the COMMIT."""
+    """The pooler then sends an error of the server's and one of its own, both in answer to the COMMIT or the COPY."""
     database = rig.database(base=pooler.url())
-    ended: list[int] = []
     database.run("SELECT 1")  # from here on there is an idle connection
+    for copies in (False, True):
+        ended: list[int] = []
 
-    def work(connection: Connection) -> int:
-        [(pid,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
-        if not ended:
-            ended.append(pid)
-            rig.ask("SELECT pg_terminate_backend(%s, 5000)", pid)
-        return int(pid)
+        def work(connection: Connection, copies: bool = copies, ended: list[int] = ended) -> int:
+            [(pid,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
+            if not ended:
+                ended.append(pid)
+                rig.ask("SELECT pg_terminate_backend(%s, 5000)", pid)
+            if copies:
+                with connection.cursor().copy("COPY (SELECT 1) TO STDOUT") as copy:
+                    assert len(list(copy)) == 1
+            return int(pid)
 
-    assert database.transaction(work) not in ended
+        assert database.transaction(work) not in ended
 
 
 def test_the_settings_of_a_lent_session_are_left_alone(rig: Rig, pooler: Pgbouncer) -> None:
