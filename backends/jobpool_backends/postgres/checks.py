@@ -9,6 +9,8 @@ from jobpool_backends.postgres.database import Database
 
 _SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%(names)b::text[])"
 
+_LIMITS = "SELECT current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')"
+
 _ROLES = "SELECT pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication)"
 
 _TABLES = """
@@ -97,7 +99,7 @@ def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION_S
         *_of_tables(database),
         *_of_rights(database),
         *_of_transactions(database, long_transaction),
-        _of_pooler(database.pooled),
+        _of_pooler(database),
     ]
 
 
@@ -132,15 +134,16 @@ def _of_settings(database: Database) -> Iterator[Finding]:
         yield Finding(check, Level.WARNING, found, why, "name a synchronous standby if that is too much")
 
 
-def _of_pooler(pooled: bool) -> Finding:
-    if not pooled:
-        return Finding("postgres.pooler", Level.OK, "no pooler in between")
-    why = (
-        "LISTEN hears nothing, so an idle pool begins a job up to 0.25 s late; nor can jobpool set limits for its"
-        " sessions"
-    )
+def _of_pooler(database: Database) -> Finding:
+    check = "postgres.pooler"
+    if not database.pooled:
+        return Finding(check, Level.OK, "no pooler in between")
+    found, why = "a pooler lends out the server's sessions", "LISTEN hears nothing, so jobs begin up to 0.25 s late"
+    if all(limit != "0" for limit in database.run(_LIMITS)[0]):
+        return Finding(check, Level.NOTE, found, why)
+    why += "; nor can jobpool set limits for its sessions"
     mend = "set statement_timeout (3s) and idle_in_transaction_session_timeout (10s) for this user, or leave it out"
-    return Finding("postgres.pooler", Level.WARNING, "a pooler lends out the server's sessions", why, mend)
+    return Finding(check, Level.WARNING, found, why, mend)
 
 
 def _of_tables(database: Database) -> Iterator[Finding]:

@@ -17,11 +17,13 @@ from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.finding import Level
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Move, Release, Settled
 from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.checks import diagnose
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.postgres.wait import channel
@@ -196,6 +198,19 @@ def test_it_is_told_at_the_start(backend: PostgresBackend) -> None:
     [caution] = [caution for caution in backend.cautions() if "pooler" in caution]
     assert "LISTEN hears nothing" in caution
     assert "set statement_timeout (3s)" in caution
+
+
+def test_a_pooler_whose_sessions_have_limits_is_but_noted(rig: Rig, tmp_path: Path) -> None:
+    with Pgbouncer(tmp_path, rig.server.url(), config={"default_pool_size": "1"}) as pooler:
+        database = rig.database(base=pooler.url())
+        for setting, level in (
+            ("statement_timeout", Level.WARNING),
+            ("idle_in_transaction_session_timeout", Level.NOTE),
+        ):
+            database.run(f"SET {setting} = '3s'")  # in the one session there is
+            [finding] = [finding for finding in diagnose(database) if finding.check == "postgres.pooler"]
+            assert finding.level is level
+            assert bool(finding.mend) is finding.is_bad
 
 
 def test_an_end_of_the_pooler_is_an_outage_and_no_more(rig: Rig, tmp_path: Path) -> None:
