@@ -18,7 +18,7 @@ SELECT quote_ident(n.nspname) || '.' || c.relname,
     EXISTS (SELECT FROM pg_options_to_table(c.reloptions)
             WHERE option_name = 'autovacuum_enabled' AND NOT option_value::boolean),
     c.reltuples <= 0 AND c.relpages = 0 AND pg_relation_size(c.oid) > %(large)b,
-    row_security_active(c.oid)
+    c.relpersistence = 'u', row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)b AND c.relkind = 'r' ORDER BY c.relname
 """
@@ -149,7 +149,10 @@ def _of_pooler(database: Database) -> Finding:
 def _of_tables(database: Database) -> Iterator[Finding]:
     found = []
     tables = database.run(_TABLES, {"schema": database.schema, "large": _LARGE_TABLE_BYTES})
-    for table, unswept, unknown, _ in tables:
+    for table, unswept, unknown, unlogged, _ in tables:
+        if unlogged:
+            told, mend = f"table {table} is unlogged", f"run ALTER TABLE {table} SET LOGGED"
+            found.append(Finding("postgres.tables", Level.PROBLEM, told, "a crash of the server empties it", mend))
         if unswept:
             told, mend = f"autovacuum is off for table {table}", f"run ALTER TABLE {table} RESET (autovacuum_enabled)"
             found.append(Finding("postgres.tables", Level.PROBLEM, told, _UNSWEPT, mend))

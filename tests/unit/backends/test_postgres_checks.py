@@ -154,15 +154,18 @@ def test_the_clock_of_the_server(rig: Rig) -> None:
     assert abs(moment - time.time()) < 5.0
 
 
-def test_a_table_that_is_not_swept_is_told_with_the_mend(rig: Rig) -> None:
+def test_a_table_that_is_not_swept_or_does_not_last_is_told_with_the_mend(rig: Rig) -> None:
     database = rig.database()
     database.prepare()
-    rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = false)")
-    [caution] = cautions(database)
-    mend = f"ALTER TABLE {rig.schema}.messages RESET (autovacuum_enabled)"
-    assert caution.endswith(mend)
-    rig.ask(mend)
-    assert cautions(database) == []
+    for mistake, mend in (
+        ("SET (autovacuum_enabled = false)", "RESET (autovacuum_enabled)"),
+        ("SET UNLOGGED", "SET LOGGED"),
+    ):
+        rig.ask(f"ALTER TABLE {rig.schema}.messages {mistake}")
+        [caution] = cautions(database)
+        assert caution.endswith(f"ALTER TABLE {rig.schema}.messages {mend}")
+        rig.ask(f"ALTER TABLE {rig.schema}.messages {mend}")
+        assert cautions(database) == []
 
 
 def test_a_large_table_that_was_never_analysed_is_told(rig: Rig) -> None:
