@@ -211,6 +211,10 @@ class Database(IdleConnections[Connection]):
             if is_stale(error):
                 connection.close()
             raise
+        except ValueError as error:
+            if not connection.closed:
+                raise
+            raise psycopg.OperationalError(str(error)) from error  # two answers to the end of a COPY, as in `is_stale`
         finally:
             self.give_back(connection)
 

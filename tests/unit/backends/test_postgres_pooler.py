@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 from postgres_rig import Rig, together
 from support.claims import a_post, claim, ids
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import PostgresServer, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.stalls import Stopwatch
@@ -22,11 +23,12 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Move, Release, Settled
-from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres import PostgresBackend, enqueue
 from jobpool_backends.postgres.checks import diagnose
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.postgres.wait import channel
+from jobpool_backends.shared import micros
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""
@@ -70,6 +72,25 @@ def test_a_transaction_whose_lent_session_is_ended_is_done_again(rig: Rig, poole
             return int(pid)
 
         assert database.transaction(work) not in ended
+
+
+def test_a_copy_whose_lent_session_is_ended_is_done_again(
+    rig: Rig, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.ping()
+    ended: list[object] = []
+
+    def end_once(seconds: float) -> int:
+        if not ended:
+            found = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query LIKE %s"
+            ended.extend(rig.ask(found, f'%COPY "{rig.schema}".messages%'))
+        return micros(seconds)
+
+    monkeypatch.setattr(enqueue, "micros", end_once)
+    later = at(time.time() + 60)
+    backend.enqueue_many([a_job(identifier=f"c{n}", scheduled_at=later) for n in range(enqueue.COPY_FROM)])
+    assert ended == [(True,)]
+    assert backend.stats(QUEUE).delayed == enqueue.COPY_FROM
 
 
 def test_the_settings_of_a_lent_session_are_left_alone(rig: Rig, pooler: Pgbouncer) -> None:
