@@ -122,8 +122,8 @@ def is_conflict(error: psycopg.Error) -> bool:
 def is_stale(error: psycopg.Error) -> bool:
     """Return whether the fault may lie in this connection alone, so that a new one is worth a try at once."""
     if error.sqlstate is None:
-        # Of any other kind: a pooler answered BEGIN, COMMIT or COPY with an error of the lost session's and its own.
-        return not isinstance(error, AnswerTimeout | psycopg.DataError | psycopg.NotSupportedError)
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return lost and not isinstance(error, AnswerTimeout)
     return error.sqlstate in UNDONE or error.sqlstate.startswith(_UNKNOWN)
 
 
