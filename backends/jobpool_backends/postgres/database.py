@@ -207,6 +207,11 @@ class Database(IdleConnections[Connection]):
     def _use(self, connection: Connection, step: Callable[[Connection], Result]) -> Result:
         try:
             return step(connection)
+        except (psycopg.InternalError, psycopg.ProgrammingError, ValueError) as error:
+            if not connection.closed or getattr(error, "sqlstate", None):
+                raise
+            # psycopg expects one answer: a pooler gave two, an error of the lost session's and its own.
+            raise psycopg.OperationalError(str(error)) from error
         except psycopg.Error as error:
             if is_stale(error):
                 connection.close()

@@ -260,7 +260,7 @@ CREATE TABLE {schema}.migrations (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )
 """
-_READ = f"SELECT coalesce(max(version), 0), {HOME} FROM {{schema}}.migrations"
+_READ = f"SELECT max(version), {HOME} FROM {{schema}}.migrations"
 _NOTE = "INSERT INTO {schema}.migrations (version) VALUES ({version})"
 
 
@@ -288,6 +288,11 @@ def _read_version(connection: Connection, schema: str) -> tuple[int, str]:
         found: tuple[int, str] = _ask(connection, fill(_READ, schema))[0]
     except psycopg.errors.UndefinedTable:
         return 0, ""
+    if found[0] is None:  # it is made together with its first row
+        raise ConfigurationError(
+            f"table migrations of schema {schema!r} shows this user no row: turn off row level security for the"
+            " schema's tables, or restore them"
+        )
     if found[0] > VERSION:
         raise ConfigurationError(
             f"schema {schema!r} has version {found[0]}, and this jobpool knows {VERSION}: install the newer jobpool"

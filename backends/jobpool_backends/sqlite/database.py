@@ -262,7 +262,7 @@ def check_place(path: str) -> None:
     folder = Path(os.path.realpath(path)).parent  # of what a link leads to
     if not folder.is_dir():
         raise ConfigurationError(f"the directory {folder} of database {path} does not exist: create it")
-    if not place.exists() and not os.access(folder, os.W_OK):
+    if not place.exists() and not _may_write(folder):
         raise ConfigurationError(
             f"there is no database {path} yet, and this user may not make it: allow writing to its directory,"
             " mount its file system for writing, or correct `backend`"
@@ -274,6 +274,10 @@ def check_place(path: str) -> None:
             f"database {path} is missing or empty, but {wal} may hold jobs of it: move the file back beside it, or"
             f" remove {wal}"
         )
+
+
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _size(path: str) -> int:

@@ -16,7 +16,7 @@ from support.servers.process import as_user
 from support.waiting import wait_until
 
 from jobpool.broker.finding import Level, cautions_of
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres.checks import diagnose, server_time
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
@@ -99,6 +99,44 @@ def test_a_transaction_that_is_open_for_long_is_told_with_who_holds_it(rig: Rig)
     wait_until(lambda: not [f for f in diagnose(database, long_transaction=0.2) if f.is_bad], what="it is gone")
 
 
+def test_a_prepared_transaction_that_nobody_ended_is_told(tmp_path: Path) -> None:
+    config = {**DURABLE, "max_prepared_transactions": "2"}
+    with PostgresServer(tmp_path / "prepares", config=config) as server, Rig(server) as rig:
+        holder, database = rig.connect(autocommit=False), rig.database()
+        holder.tpc_begin("two' phases")
+        holder.execute("CREATE TABLE of_the_app (number integer)")
+        holder.tpc_prepare()
+        holder.close()
+        wait_until(lambda: [f for f in diagnose(database, long_transaction=0.2) if f.is_bad], what="it is told")
+        [finding] = [found for found in diagnose(database, long_transaction=0.2) if found.is_bad]
+        assert finding.found.startswith("user postgres has had transaction 'two'' phases' open for ")
+        assert "ROLLBACK PREPARED 'two'' phases'" in finding.mend
+        assert cautions(database) == []
+
+
+def test_row_level_security_is_told_to_a_user_whose_rows_it_hides(rig: Rig) -> None:
+    rig.open().prepare()
+    user, schema = f"rows_{rig.schema}", rig.schema
+    rig.ask(f"CREATE ROLE {user} LOGIN")
+    try:
+        rig.ask(f"GRANT USAGE ON SCHEMA {schema} TO {user}")
+        rig.ask(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}")
+        base = f"postgresql://{user}@{rig.server.host}:{rig.server.port}/postgres"
+        database = rig.database(base=base)
+        assert cautions(database) == []
+        for table in ("messages", "sleepers"):
+            rig.ask(f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY")
+        [told] = cautions(database)
+        assert told.startswith(f"row level security may hide rows of {schema}.messages, {schema}.sleepers from")
+        assert cautions(rig.database()) == [], "the owner sees all"
+        rig.ask("ALTER TABLE {schema}.migrations ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(ConfigurationError, match="shows this user no row: turn off row level security"):
+            rig.database(base=base).prepare()
+    finally:
+        rig.ask(f"DROP OWNED BY {user}")
+        rig.ask(f"DROP ROLE {user}")
+
+
 def test_a_check_has_a_line_when_all_is_well(rig: Rig) -> None:
     database = rig.database()
     database.prepare()
@@ -116,15 +154,18 @@ def test_the_clock_of_the_server(rig: Rig) -> None:
     assert abs(moment - time.time()) < 5.0
 
 
-def test_a_table_that_is_not_swept_is_told_with_the_mend(rig: Rig) -> None:
+def test_a_table_that_is_not_swept_or_does_not_last_is_told_with_the_mend(rig: Rig) -> None:
     database = rig.database()
     database.prepare()
-    rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = false)")
-    [caution] = cautions(database)
-    mend = f"ALTER TABLE {rig.schema}.messages RESET (autovacuum_enabled)"
-    assert caution.endswith(mend)
-    rig.ask(mend)
-    assert cautions(database) == []
+    for mistake, mend in (
+        ("SET (autovacuum_enabled = false)", "RESET (autovacuum_enabled)"),
+        ("SET UNLOGGED", "SET LOGGED"),
+    ):
+        rig.ask(f"ALTER TABLE {rig.schema}.messages {mistake}")
+        [caution] = cautions(database)
+        assert caution.endswith(f"ALTER TABLE {rig.schema}.messages {mend}")
+        rig.ask(f"ALTER TABLE {rig.schema}.messages {mend}")
+        assert cautions(database) == []
 
 
 def test_a_large_table_that_was_never_analysed_is_told(rig: Rig) -> None:
@@ -166,6 +207,22 @@ class Standby(PostgresServer):
 def standby(server: PostgresServer, tmp_path: Path) -> Iterator[PostgresServer]:
     with Standby(tmp_path / "standby", server) as standby:
         yield standby
+
+
+def test_standbys_that_all_wait_for_and_that_are_not_there_are_told(rig: Rig) -> None:
+    database = rig.database()
+    assert cautions(database) == []
+    try:
+        rig.ask("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        rig.ask("SELECT pg_reload_conf()")
+        wait_until(lambda: cautions(database), what="the server waits for a standby")
+        [caution] = cautions(database)
+        assert caution.startswith("synchronous_standby_names names standbys, and none is connected: each commit waits")
+        [settled] = cautions(rig.database(options="-c synchronous_commit=local"))
+        assert settled.startswith("synchronous_commit is 'local'")
+    finally:
+        rig.ask("ALTER SYSTEM RESET synchronous_standby_names")
+        rig.ask("SELECT pg_reload_conf()")
 
 
 def test_standbys_that_nobody_waits_for_are_told(rig: Rig, standby: PostgresServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,21 +11,24 @@ import psycopg
 import pytest
 from postgres_rig import Rig, together
 from support.claims import a_post, claim, ids
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import PostgresServer, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.finding import Level
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Move, Release, Settled
-from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres import PostgresBackend, enqueue
+from jobpool_backends.postgres.checks import diagnose
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.postgres.wait import channel
+from jobpool_backends.shared import micros
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""
@@ -48,6 +52,45 @@ def test_a_pooler_is_recognised_and_nothing_prepared(rig: Rig, pooler: Pgbouncer
             database.run("SELECT 'how often'")
     assert (direct.pooled, through.pooled) == (False, True)
     assert through.run("SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+
+
+def test_a_transaction_whose_lent_session_is_ended_is_done_again(rig: Rig, pooler: Pgbouncer) -> None:
+    """The pooler then sends an error of the server's and one of its own, both in answer to the COMMIT or the COPY."""
+    database = rig.database(base=pooler.url())
+    database.run("SELECT 1")  # from here on there is an idle connection
+    for copies in (False, True):
+        ended: list[int] = []
+
+        def work(connection: Connection, copies: bool = copies, ended: list[int] = ended) -> int:
+            [(pid,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
+            if not ended:
+                ended.append(pid)
+                rig.ask("SELECT pg_terminate_backend(%s, 5000)", pid)
+            if copies:
+                with connection.cursor().copy("COPY (SELECT 1) TO STDOUT") as copy:
+                    assert len(list(copy)) == 1
+            return int(pid)
+
+        assert database.transaction(work) not in ended
+
+
+def test_a_copy_whose_lent_session_is_ended_is_done_again(
+    rig: Rig, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.ping()
+    ended: list[object] = []
+
+    def end_once(seconds: float) -> int:
+        if not ended:
+            found = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query LIKE %s"
+            ended.extend(rig.ask(found, f'%COPY "{rig.schema}".messages%'))
+        return micros(seconds)
+
+    monkeypatch.setattr(enqueue, "micros", end_once)
+    later = at(time.time() + 60)
+    backend.enqueue_many([a_job(identifier=f"c{n}", scheduled_at=later) for n in range(enqueue.COPY_FROM)])
+    assert ended == [(True,)]
+    assert backend.stats(QUEUE).delayed == enqueue.COPY_FROM
 
 
 def test_the_settings_of_a_lent_session_are_left_alone(rig: Rig, pooler: Pgbouncer) -> None:
@@ -176,6 +219,19 @@ def test_it_is_told_at_the_start(backend: PostgresBackend) -> None:
     [caution] = [caution for caution in backend.cautions() if "pooler" in caution]
     assert "LISTEN hears nothing" in caution
     assert "set statement_timeout (3s)" in caution
+
+
+def test_a_pooler_whose_sessions_have_limits_is_but_noted(rig: Rig, tmp_path: Path) -> None:
+    with Pgbouncer(tmp_path, rig.server.url(), config={"default_pool_size": "1"}) as pooler:
+        database = rig.database(base=pooler.url())
+        for setting, level in (
+            ("statement_timeout", Level.WARNING),
+            ("idle_in_transaction_session_timeout", Level.NOTE),
+        ):
+            database.run(f"SET {setting} = '3s'")  # in the one session there is
+            [finding] = [finding for finding in diagnose(database) if finding.check == "postgres.pooler"]
+            assert finding.level is level
+            assert bool(finding.mend) is finding.is_bad
 
 
 def test_an_end_of_the_pooler_is_an_outage_and_no_more(rig: Rig, tmp_path: Path) -> None:
