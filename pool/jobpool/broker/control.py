@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import json, structs
 
-from jobpool.broker.filters import matching
 from jobpool.broker.key_store import all_records, read_record
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
@@ -304,7 +303,7 @@ def unmark_dead(backend: QueueBackend, where: MessageFilter) -> None:
     """Remove the marks of these dead letters: one that is raised is to run. Blocks until pools know it."""
     marked = read(backend).cancels.keys()
     where = structs.replace(where, ids=tuple(marked & where.ids if where.ids else marked), states=(State.DEAD,))
-    if where.ids and (dead := [message.id for message in matching(backend, where)]):
+    if where.ids and (dead := [ident for idents in _jobs(backend, where) for ident in idents]):
         unmark(backend, dead)
         time.sleep(KNOWN_AFTER_S)
 
