@@ -106,7 +106,7 @@ def setting(key: str, section: str = "") -> Callable[[Function], Function]:
 
 
 def confirmed(function: Function) -> Function:
-    """Add `--yes`, `--dry-run` and `--json`, for every verb that destroys."""
+    """Add `--yes`, `--dry-run` and `--json` to a verb that destroys."""
     dry_run = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")
     return _stack(function, [option("-y", "--yes", is_flag=True, help="Do not ask."), dry_run, as_json])
 

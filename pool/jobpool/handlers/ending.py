@@ -24,7 +24,7 @@ from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_sec
 from jobpool.message.capped_text import cap_text
 from jobpool.message.definition import JobDefinition
 from jobpool.message.masking import Masker
-from jobpool.message.outcome import ExecutionResult, ResultKind
+from jobpool.message.outcome import ExecutionResult, ResultKind, overran
 from jobpool.message.payload import json_form
 from jobpool.message.printable import headline
 from jobpool.message.results import capped
@@ -192,7 +192,7 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
 
 def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
     """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
-    return where_met(f"Job '{name}' exceeded maximum execution time of {seconds:.12g} seconds.", stack, cap, hook)
+    return where_met(overran(name, seconds), stack, cap, hook)
 
 
 def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -> str:

@@ -9,7 +9,7 @@ from jobpool.ipc.alarm import ALARM_EVERY_S
 from jobpool.master import actions as act
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, Stopping
-from jobpool.message.outcome import EndReason, NotRun
+from jobpool.message.outcome import EndReason, NotRun, overran
 
 STALE_AFTER_S = 0.1  # seconds after its lease at which a message that no child has begun goes back to its place
 DUMP_BEFORE_KILL_S = 0.05  # seconds between the request for a stack and the kill
@@ -130,12 +130,11 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
     if slot.awaits_stack and DUMP_BEFORE_KILL_S <= now - slot.dumped_at < MAX_DUMP_S:
         actions.append(act.LookForStack(slot))
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
-        kill_child(slot, EndReason.TIMEOUT, overran(head) + _waited(slot), now, actions)
+        kill_child(slot, EndReason.TIMEOUT, overrun_text(head) + _waited(slot), now, actions)
 
 
-def overran(head: Delivery) -> str:
-    name = head.lease.envelope.name or head.handler
-    return f"Job '{name}' exceeded maximum execution time of {head.timeout:.12g} seconds."
+def overrun_text(head: Delivery) -> str:
+    return overran(head.lease.envelope.name or head.handler, head.timeout)
 
 
 def _waited(slot: Slot) -> str:

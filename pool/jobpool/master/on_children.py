@@ -14,7 +14,7 @@ from jobpool.errors import ENQUEUE_LATER, InvalidJob
 from jobpool.ipc.frames import Loaded, Result
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import events as ev
-from jobpool.master.deadlines import overran
+from jobpool.master.deadlines import overrun_text
 from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, GIVEN_BACK, Line, Pool
@@ -290,7 +290,7 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     if slot.ending is EndReason.SERVER and event.exited.signal != signal.SIGKILL:
         slot.ending = EndReason.NONE  # it had died before, of itself
     elif slot.ending is EndReason.NONE and _died_of_time(slot, event, pool.now):
-        slot.ending, slot.ending_text = EndReason.TIMEOUT, overran(slot.deliveries[0])
+        slot.ending, slot.ending_text = EndReason.TIMEOUT, overrun_text(slot.deliveries[0])
     ending = slot.ending
     pool.slots.collect(event.child, pool.now)
     rest = [delivery for delivery in slot.deliveries if delivery.nonce not in event.unread]

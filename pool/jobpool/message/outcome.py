@@ -70,6 +70,11 @@ class TimedOut(Struct, frozen=True):  # the alarm fired, or the master killed th
     cause: str | None = None  # here and below: the record of the death, as text (death.py)
 
 
+def overran(name: str, seconds: float) -> str:
+    """Return the sentence about an attempt that ran into its timeout (seconds)."""
+    return f"Job '{name}' exceeded maximum execution time of {seconds:.12g} seconds."
+
+
 class MemoryExceeded(Struct, frozen=True):  # killed for its memory limit
     error: str  # names the peak
     cause: str | None = None
