@@ -153,7 +153,7 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
         if status.state is JobState.UNKNOWN:
             raise _missing(ident, was_seen or isinstance(ident, JobHandle))
         if status.has_ended:
-            raise JobFailed(_failed(status), status)
+            raise JobFailed(_failed(status, backend.time.guess()), status)
         was_seen = True
         remaining = give_up - time.monotonic()
         if remaining <= 0:
@@ -201,8 +201,8 @@ def _missing(ident: str, was_there: bool) -> Exception:
     return UnknownJob(f"no job {ident or repr('')} is known: {why} (result_ttl says for how long, and is 0 by itself)")
 
 
-def _failed(status: JobStatus) -> str:
-    ago = "" if status.ended_at is None else f" {format_duration(max(0.0, time.time() - status.ended_at))} ago"
+def _failed(status: JobStatus, now: float) -> str:
+    ago = "" if status.ended_at is None else f" {format_duration(max(0.0, now - status.ended_at))} ago"
     said = headline(status.error)
     why = f": {said}" if said else ""
     ends = {JobState.CANCELLED: f"was cancelled{ago}", JobState.EXPIRED: f"expired{ago}"}

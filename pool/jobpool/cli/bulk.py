@@ -214,7 +214,7 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
     page = sweep.backend.list_messages(sweep.where, limit=LOOK if jobs_only else most)
     examples = [message for message in page if message.handler or not jobs_only][:most]
     for message in examples:
-        ident, state, queue, handler, _, attempts, _, age, why = messages.row(message)
+        ident, state, queue, handler, _, attempts, _, age, why = messages.row(sweep.backend.time, message)
         shown = f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}"
         tell(one_line(shown).rstrip())
     if count > len(examples):

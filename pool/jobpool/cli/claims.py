@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.broker_time import BrokerTime
     from jobpool.broker.claim_store import HeldClaim
     from jobpool.client.claims import Claim, ClaimMessage, Queue
 
@@ -79,7 +79,7 @@ def list_messages(session: Session, queue: str, claimed: bool, limit: int) -> No
     """List the messages of a queue that a claim could take, jobs too, in the order of their enqueue."""
     with session.broker() as backend:
         found = _select(backend, queue).messages(claimed=claimed)
-        titles, row = LISTED if claimed else MESSAGES, partial(_message_row, claimed=claimed)
+        titles, row = LISTED if claimed else MESSAGES, partial(_message_row, backend.time, claimed=claimed)
         shown = islice(found, limit or None)
         answer(shown, _message_values, titles, row, f"no message of queue {queue!r} is free")
         if next(found, None):
@@ -151,7 +151,7 @@ def create(session: Session, queue: str, limit: int, ttl: float, grace: float, m
         with _wrong_usage():
             found = _select(backend, queue, max_claims).claim(limit, ttl, grace)
         if found is not None:
-            _show(found)
+            _show(found, backend.time)
             return
     answered(None)
     note(f"no message of queue {queue!r} is free")
@@ -164,7 +164,7 @@ def create(session: Session, queue: str, limit: int, ttl: float, grace: float, m
 def show(session: Session, queue: str, ident: str) -> None:
     """Show a claim and the messages that are still in it."""
     with session.broker() as backend:
-        _show(_select(backend, queue).get_claim(ident))
+        _show(_select(backend, queue).get_claim(ident), backend.time)
 
 
 @click.command("renew", cls=Command, common=SIGNER, short_help="Hold the messages of a claim for longer.")
@@ -225,8 +225,8 @@ def _wrong_usage() -> Iterator[None]:
         raise click.UsageError(str(error)) from None
 
 
-def _message_row(message: ClaimMessage, *, claimed: bool = False) -> list[str]:
-    now = time.time()
+def _message_row(time: BrokerTime, message: ClaimMessage, *, claimed: bool = False) -> list[str]:
+    now = time.now()
     left = "" if message.ends_at is None else format_duration(max(0.0, message.ends_at - now))
     age = format_duration(max(0.0, now - message.enqueued_at))
     text = message.body[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace")[:MAX_SHOWN_CHARS]
@@ -251,7 +251,7 @@ def _message_values(message: ClaimMessage) -> dict[str, Any]:
     return values | {"payload": shown_value(message.body)} | ({} if is_text else exact)
 
 
-def _show(claim: Claim) -> None:
+def _show(claim: Claim, time: BrokerTime) -> None:
     if answered(_claim_values(claim)):
         return
     say(f"claim {claim.id}")
@@ -259,7 +259,7 @@ def _show(claim: Claim) -> None:
         f"queue {claim.queue.name}, age {_age(claim.age)}, held for {format_duration(claim.ttl)},"
         f" grace {format_duration(claim.grace)}"
     )
-    table(MESSAGES, [_message_row(message) for message in claim.messages])
+    table(MESSAGES, [_message_row(time, message) for message in claim.messages])
 
 
 def _claim_values(claim: Claim) -> dict[str, Any]:

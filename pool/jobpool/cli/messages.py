@@ -7,9 +7,9 @@ mend. An answer that is less than asked for is told on stderr.
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.broker_time import BrokerTime
     from jobpool.broker.control import Pause
     from jobpool.broker.values import Message, QueueStats
 
@@ -117,7 +118,7 @@ def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = Fal
         if not (first := [*islice(shown, 1)]):
             note(none_matches(backend, where))
         titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
-        answer(chain(first, shown), as_values, titles, cells)
+        answer(chain(first, shown), as_values, titles, partial(cells, backend.time))
         if next(found, None):
             note(MORE.format(limit))
 
@@ -160,18 +161,19 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     return f"no message matches: queue {where.queue!r} holds none at all; {there}"
 
 
-def row(message: Message) -> list[str]:
+def row(time: BrokerTime, message: Message) -> list[str]:
     """Return a message as the cells of `COLUMNS`."""
     return [
         *(message.id, message.state.value, message.queue, _handler(message), str(message.priority)),
-        *(str(message.attempts), str(message.crashes), age(message), _why(message)),
+        *(str(message.attempts), str(message.crashes), age(time, message), _why(time, message)),
     ]
 
 
-def dead_row(message: Message) -> list[str]:
+def dead_row(time: BrokerTime, message: Message) -> list[str]:
     """Return a dead letter as the cells of `DEAD_COLUMNS`."""
     return [
-        *(message.id, message.queue, _handler(message), str(message.attempts), str(message.crashes), age(message)),
+        *(message.id, message.queue, _handler(message), str(message.attempts), str(message.crashes)),
+        age(time, message),
         message.reason or "",
         Death.from_text(message.cause).short if message.cause and message.reason in KILLED else "",
         headline(message.last_error) or "",
@@ -184,9 +186,9 @@ def _handler(message: Message) -> str:
     return f"{message.handler} ({name})" if name and name != message.handler else message.handler or "-"
 
 
-def age(message: Message) -> str:
+def age(time: BrokerTime, message: Message) -> str:
     """Since its enqueue; of a dead letter since its death."""
-    return format_duration(max(0.0, time.time() - (message.died_at or message.enqueued_at)))
+    return format_duration(max(0.0, time.now() - (message.died_at or message.enqueued_at)))
 
 
 def as_values(message: Message) -> dict[str, Any]:
@@ -219,13 +221,13 @@ def _term(term: str) -> str:
     return term
 
 
-def _why(message: Message) -> str:
+def _why(time: BrokerTime, message: Message) -> str:
     """Return the reason of a dead letter, and the end of the last error: the line that names the exception."""
     said = headline(message.last_error) or cause_headline(message.cause)
-    if message.state is State.LEASED and message.expires_at is not None and message.expires_at <= time.time():
+    if message.state is State.LEASED and message.expires_at is not None and message.expires_at <= time.now():
         return "its lease or claim has ended: the next claim, pool or `jobpool reap` frees it"
     if message.state is State.DELAYED and message.deliveries and not said:
-        due = format_duration(max(0.0, message.available_at - time.time()))
+        due = format_duration(max(0.0, message.available_at - time.now()))
         said = f"snoozed, or waits for a lock, a limit or a handler; due in {due}"
     return ": ".join(part for part in (message.reason, said) if part)
 

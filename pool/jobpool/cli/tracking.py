@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
         meet_queues(session, backend, needed=False)
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
-        show = partial(answer, values=partial(_values, backend), columns=COLUMNS, row=_row)
+        show = partial(answer, values=partial(_values, backend), columns=COLUMNS, row=partial(_row, backend))
         show(found)
         while watch and not all(one.has_ended for one in found):
             before, found = found, backend.wait(idents, WATCH_S)
@@ -66,14 +65,14 @@ def _values(backend: QueueBackend, one: JobStatus) -> dict[str, Any]:
     return one.to_dict() | ({name: getattr(batch, name) for name in COUNTS} if batch else {})
 
 
-def _row(one: JobStatus) -> list[str]:
+def _row(backend: QueueBackend, one: JobStatus) -> list[str]:
     since = one.ended_at or one.since
     texts = [one.id, one.state.value, one.queue or "-", one.handler or "-", str(one.attempts)]
-    texts += ["-" if since is None else format_duration(max(0.0, time.time() - since)), one.where or "-"]
+    texts += ["-" if since is None else format_duration(max(0.0, backend.time.now() - since)), one.where or "-"]
     told = one.progress or one.note
     what = f"{one.progress or 0:.0%} {one.note or ''}".strip() if told else headline(one.error) or one.reason
     if one.state is JobState.DELAYED and one.due is not None:
-        what = f"in {format_duration(max(0.0, one.due - time.time()))}"
+        what = f"in {format_duration(max(0.0, one.due - backend.time.now()))}"
     return [*texts, what or "-"]
 
 

@@ -197,7 +197,7 @@ class QueueWorker:
         ttl = result_ttl_of(lease.envelope.result_ttl, handler.result_ttl if handler else None)
         if not (attempt.kept and ttl and self._backend.capabilities.key_store):
             return None
-        return keep(attempt.kept, ttl, lease, self._clock.wall())
+        return keep(attempt.kept, ttl, lease, self._backend.time.guess())
 
     def _rules(self, handler: AnyHandler | None) -> Rules:
         if handler is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -223,7 +222,7 @@ def _to_keep(pool: Pool, delivery: Delivery, text: str) -> Kept | None:
     info, lease = pool.handlers.get(delivery.handler), delivery.lease
     by_queue = pool.settings.result_ttl.get(lease.queue)
     ttl = result_ttl_of(lease.envelope.result_ttl, info.result_ttl if info else None, by_queue)
-    return keep(text, ttl, lease, time.time()) if ttl and pool.can.key_store else None
+    return keep(text, ttl, lease, pool.wall()) if ttl and pool.can.key_store else None
 
 
 def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Result, kept: Kept | None) -> Outcome:

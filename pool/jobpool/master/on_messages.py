@@ -171,7 +171,7 @@ def _control_read(pool: Pool, event: ev.ControlRead) -> None:
 
 
 def _answered(pool: Pool, event: ev.Answered) -> None:
-    pool.wall_ahead = time.time() - time.monotonic()
+    pool.wall_ahead = pool.wall() - time.monotonic()
     for delivery, settlement, answer in event.answers:
         outcome = delivery.outcome
         if answer is OK and type(settlement) is Ack and type(outcome) is Succeeded:

@@ -127,6 +127,7 @@ def _run(
         settings,
         now=backend.clock.mono(),
         can=backend.capabilities,
+        wall=backend.time.last,
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
     inbox = Inbox()

@@ -6,6 +6,7 @@ import math
 import secrets
 import signal
 import socket
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -250,8 +251,10 @@ class Pool:
     """When that was."""
     ended_total: int = 0
     checked_at: float = 0.0
+    wall: Callable[[], float] = time.time
+    """Unix time by the broker's last answer: `BrokerTime.last`."""
     wall_ahead: float = 0.0
-    """Unix time less CLOCK_MONOTONIC: seconds, at the last answer to a settlement."""
+    """That less CLOCK_MONOTONIC: seconds, at the last answer to a settlement."""
     boot_ahead: float = 0.0
     """CLOCK_BOOTTIME, by which leases end, less CLOCK_MONOTONIC: seconds, at the last turn."""
     changed: bool = True

@@ -380,7 +380,7 @@ class Running(NamedTuple):
 
 def _long_running(pool: Pool) -> list[Running]:
     """Return the attempts that have run for a while."""
-    offset = time.time() - pool.now
+    offset = pool.wall() - pool.now
     return [
         Running(head.lease.id, head.lease.deliveries, head.nonce, slot.index, round(slot.head_since + offset, 1))
         for slot in pool.slots.live
