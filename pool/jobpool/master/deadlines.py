@@ -51,6 +51,17 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
         pool.fail(error, "stopping after a refusal")
 
 
+def allow_for_pause(pool: Pool, now: float) -> None:
+    """Begin anew the time that others have for a start, an end or an answer: perhaps they stood still as well."""
+    for slot in pool.slots.live:
+        if slot.state in (SlotState.STARTING, SlotState.DYING):
+            slot.since, slot.killed_at = now, slot.killed_at and now
+    for server in pool.servers.values():
+        server.started_at = server.heard_at = now
+    for scheduler in pool.schedulers.running.values():
+        scheduler.started_at = scheduler.heard_at = now
+
+
 def kill_child(slot: Slot, why: EndReason, text: str, now: float, actions: list[act.Action]) -> None:
     slot.end(why, now, text)
     actions.append(act.KillChild(slot))
@@ -155,8 +166,6 @@ def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) 
         actions.append(act.TakeBack(slot))
     if not slot.pid and slot.generation in pool.servers:
         return  # it was not born yet, and will be killed at its birth
-    if now - pool.checked_at > FROZEN_S:  # and perhaps the child as well, which had no time to end
-        slot.since, slot.killed_at = now, slot.killed_at and now
     if now - (slot.killed_at or slot.since) < UNDEAD_AFTER_S:
         return
     if not slot.killed_at:

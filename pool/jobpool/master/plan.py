@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from jobpool.errors import ConfigurationError, JobpoolError, MalformedEnvelope
 from jobpool.ipc.frames import Reply
 from jobpool.master import actions as act
-from jobpool.master.deadlines import FROZEN_S, check_deadlines, kill_child, lose_expired
+from jobpool.master.deadlines import FROZEN_S, allow_for_pause, check_deadlines, kill_child, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
 from jobpool.master.slots import Delivery, SlotState
@@ -57,6 +57,7 @@ class Planner:
         if now - pool.checked_at >= CHECK_EVERY_S:
             if 0 < pool.checked_at < now - FROZEN_S:
                 pool.note("warning", "the master stood still", seconds=round(now - pool.checked_at, 1))
+                allow_for_pause(pool, now)
             lose_expired(pool, now_boot)  # before the hand-out: the loop may have slept past the end of what is ready
         if pool.is_stopping:
             _stop(pool, now, actions)

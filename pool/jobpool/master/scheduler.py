@@ -21,7 +21,6 @@ from jobpool.ipc.scheduler_process import REFUSED, CronStart, SchedulerProcess
 from jobpool.master import events as ev
 from jobpool.master.actions import Action
 from jobpool.master.child_processes import ChildProcesses
-from jobpool.master.deadlines import FROZEN_S
 from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
 from jobpool.master.state import Pool, Scheduler
@@ -96,8 +95,6 @@ def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
 
 def _watch(pool: Pool, one: Scheduler, now: float, actions: list[Action]) -> None:
     """Tell of one that does not turn, and kill it if it runs no job."""
-    if now - pool.checked_at > FROZEN_S:  # this process stood still, and perhaps that one too
-        one.heard_at = now
     silent = now - one.heard_at
     if silent < SILENT_AFTER_S or one.killed:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobpool.ipc.requests import CANCEL, RESTART, STACK, Request
 from jobpool.master import actions as act
-from jobpool.master.deadlines import FROZEN_S, kill_child
+from jobpool.master.deadlines import kill_child
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.state import Pool, Server
 from jobpool.message.outcome import EndReason
@@ -65,9 +65,6 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
 
 def watch_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Kill each fork server that lets a birth or a death wait for too long; its children can be collected then."""
-    if now - pool.checked_at > FROZEN_S:  # and perhaps the fork servers as well
-        for server in pool.servers.values():
-            server.heard_at = now
     for server in pool.servers.values():
         slots = pool.slots.of(server.generation)
         owed = [slot.dead_at or slot.since for slot in slots if slot.dead_at or not slot.pid]

@@ -170,3 +170,12 @@ class Stage:
 def of(actions: list[act.Action], kind: type[A]) -> list[A]:
     """The actions of one kind."""
     return [action for action in actions if isinstance(action, kind)]
+
+
+def step(stage: Stage, seconds: float) -> list[act.Action]:
+    """Let time pass in turns of a second at most, as the loop does."""
+    actions: list[act.Action] = []
+    while seconds > 1e-9:
+        actions += stage.after(min(1.0, seconds))
+        seconds -= 1.0
+    return actions
