@@ -16,6 +16,7 @@ from click.testing import Result
 
 from jobpool.broker.claim_store import NewPost
 from jobpool.broker.opening import open_backend
+from jobpool.clock import SystemClock
 
 LATE = "0123456789abcdef" * 2
 
@@ -162,7 +163,7 @@ def test_a_list_says_that_a_claim_has_ended(jobpool: Jobpool, monkeypatch: pytes
     over = "its lease or claim has ended: the next claim, pool or `jobpool reap` frees it"
     assert over not in jobpool("list").stdout
     later = time.time() + 61.0
-    monkeypatch.setattr(time, "time", lambda: later)
+    monkeypatch.setattr(SystemClock, "wall", lambda _: later)
     assert over in jobpool("list").stdout
 
 

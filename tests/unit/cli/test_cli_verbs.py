@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -193,6 +194,23 @@ def test_list_filters_and_limits(jobpool: Jobpool) -> None:
     assert listed("--limit", "2") == [first, second]
     assert listed("--limit", "0") == [first, second, third]
     assert "there are more than 2; --limit 0 lists all" in jobpool("list", "--limit", "2").stderr
+
+
+def test_ages_and_ends_are_told_by_the_brokers_clock(
+    jobpool: Jobpool, broker: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a machine whose clock is two hours behind it."""
+    for _ in range(2):
+        broker.enqueue(JobDefinition("report", queue="reports"))
+    dead, held = broker.fetch_many("reports", limit=2)
+    broker.abandon(dead, "failed")
+    jobpool("message", "post", "mail", "A")
+    monkeypatch.setattr(type(broker), "broker_time", lambda _: time.time() + 7200.0)
+    for words in (["list", "id:" + dead.id], ["dead", "list"], ["status", dead.id], ["message", "list", "mail"]):
+        assert "2h00m" in jobpool(*words).stdout, words
+    assert "its lease or claim has ended" in jobpool("list", "id:" + held.id).stdout
+    told = jobpool("result", dead.id)
+    assert "failed for good 2h00m ago" in told.stderr
 
 
 def test_the_list_says_why_a_job_that_did_not_fail_is_delayed(jobpool: Jobpool, broker: QueueBackend) -> None:

@@ -189,8 +189,10 @@ def test_times_that_cannot_be_do_not_spoil_the_sums(stage: Watched, rubbish: flo
         assert stage.histogram(metric, ("reports", "report")).total == 0.0
 
 
-def test_waiting_counts_from_the_enqueue(stage: Watched) -> None:
-    run_lease(stage, a_lease(stage, enqueued_at=time.time() - 40.0))
+@pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0])
+def test_waiting_counts_from_the_enqueue_by_the_brokers_clock(stage: Watched, ahead: float) -> None:
+    stage.pool.wall = lambda: time.time() + ahead
+    run_lease(stage, a_lease(stage, enqueued_at=time.time() + ahead - 40.0))
     assert stage.histogram(names.WAIT, ("reports", "report")).total == pytest.approx(40.0, abs=5.0)
 
 
