@@ -114,6 +114,13 @@ def test_a_pool_is_silent_after_three_periods_and_its_record_ends(harness: Harne
     assert control.pools(backend) == []
 
 
+@pytest.mark.above
+def test_a_clock_that_is_put_back_makes_no_dead_pool_live(harness: Harness) -> None:
+    control.tell(harness.open(), a_pool("one"))
+    harness.set_clock(-3600.0)
+    assert [pool.silent for pool in control.pools(harness.open())] == [True]
+
+
 def test_a_pool_is_drained_until_it_is_resumed(backend: QueueBackend) -> None:
     assert control.drain(backend, "nobody") is False
     control.tell(backend, a_pool("one"))

@@ -318,7 +318,7 @@ def pools(backend: QueueBackend) -> list[PoolRecord]:
     """Return all pools that have a record, the oldest first."""
     now = backend.control_time()
     found = [read_record(value, PoolRecord) for _, value in all_records(backend.control_keys, POOLS)]
-    told = [replace(pool, silent=now - pool.seen > SILENT_AFTER_S) for pool in found if pool]
+    told = [replace(pool, silent=abs(now - pool.seen) > SILENT_AFTER_S) for pool in found if pool]
     return sorted(told, key=lambda pool: (pool.started, pool.id))
 
 

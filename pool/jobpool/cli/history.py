@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -143,7 +142,7 @@ def _show_rollups(session: Session, asked: dict[str, Any]) -> None:
 
     with session.broker() as backend:
         keys = backend.keys
-        now, span = time.time(), SPANS[asked["by"]]
+        now, span = backend.time.now(), SPANS[asked["by"]]
         every = rollups(keys, (now - asked["since"]) // span * span, now + 2 * span)
         queue, handler = asked["queue"], asked["handler"]
         rows = [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]

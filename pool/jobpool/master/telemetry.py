@@ -151,7 +151,7 @@ def _rollups(settings: Settings, backend: QueueBackend, calls: LoopCalls, observ
         snapshot = calls.call_in_loop(observer.snapshot)
         return None if snapshot is None else snapshot.ended
 
-    return RollupThread(backend.keys, secrets.token_hex(8), settings.rollups, counts, backend.clock.wall)
+    return RollupThread(backend.keys, secrets.token_hex(8), settings.rollups, counts, backend.time.guess)
 
 
 def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: Observer) -> Server | None:

@@ -144,6 +144,14 @@ def test_how_far_back_is_asked_for(jobpool: Jobpool, rolled: int) -> None:
     assert found[0]["seconds"] == MINUTE
 
 
+def test_sums_are_of_the_brokers_time(jobpool: Jobpool, broker: QueueBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = time.time() + 2 * HOUR
+    row = Row(minute_of(ahead), "reports", "report", {"succeeded": 1}, Histogram(FINE_BUCKETS))
+    broker.keys.put_records("rollups", {key(row, "one"): row.encode()}, 3600.0)
+    monkeypatch.setattr(type(broker), "broker_time", lambda _: ahead)
+    assert "report" in jobpool("history", "--rollup").stdout
+
+
 def test_no_sums_are_said(jobpool: Jobpool, broker: QueueBackend) -> None:
     assert broker.keys is not None
     result = jobpool("history", "--rollup")
