@@ -502,6 +502,15 @@ def test_sync_says_itself_why_there_is_no_result_and_nothing_to_cancel(registry:
             assert "state=" not in str(told.value)
 
 
+def test_a_kept_result_ends_by_the_brokers_clock(registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryBackend, "broker_time", lambda _: 5e9)
+    backend = MemoryBackend()
+    registry.handler("report", result_ttl=600)(lambda: 7)
+    ident = put(backend, "report")
+    assert QueueWorker(backend, registry).process_once("reports").status is Status.ACKED
+    assert backend.status(ident).ended_at == pytest.approx(5e9, abs=5.0)
+
+
 def test_sync_runs_the_handlers_of_the_process_by_default(
     registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

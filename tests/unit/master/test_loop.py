@@ -305,3 +305,10 @@ def test_garbage_that_refers_to_itself_goes_every_ten_seconds_however_rarely_the
             assert dropped() is None
     finally:
         gc.enable()
+
+
+def test_a_pool_tells_its_start_by_the_brokers_clock(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryBackend, "broker_time", lambda _: 5e9)
+    backend = MemoryBackend()
+    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    assert master._describe().started == pytest.approx(5e9, abs=5.0)

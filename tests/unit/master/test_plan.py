@@ -33,6 +33,7 @@ from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
+from jobpool.message.results import Record
 from jobpool.message.setting_types import MemoryLimit, OnCrash
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 from jobpool.policy.inspection import Inspected
@@ -141,6 +142,18 @@ class TestBoot:
 
 def server_kills(actions: list[act.Action]) -> list[act.EndForkServer]:
     return [action for action in of(actions, act.EndForkServer) if action.kill]
+
+
+def test_a_kept_result_ends_by_the_brokers_clock() -> None:
+    stage = Stage(workers=1)
+    stage.pool.wall, stage.pool.can = lambda: 5e9, Capabilities(key_store=True)
+    stage.tell()
+    stage.load(handlers=[HandlerInfo("report", result_ttl=60.0)])
+    stage.make_ready()
+    stage.answer(stage.run(), kept="7")
+    kept = stage.verdict(Ack).result
+    assert kept is not None
+    assert Record.read(kept.record).ended_at == 5e9
 
 
 class TestForkServersThatDoNotAnswer:
