@@ -90,13 +90,14 @@ def test_the_example_of_the_page_prints_what_the_page_shows(shell: Shell) -> Non
 
 def test_an_app_that_does_not_import_is_an_object_of_json_with_its_stack(shell: Shell) -> None:
     (shell.directory / "helper.py").write_text("def need(name):\n    return {}[name]\n")
-    (shell.directory / "app.py").write_text("import helper\nhelper.need('SHOP_URL')\n")
+    (shell.directory / "app.py").write_text("import helper\nhelper.need('SHOP_URL')  # postgres://me:hunter2@db\n")
     done = shell.run("--app", "app", "--log-format", "json")
     assert done.returncode == 1
     *_, last = [json.loads(line) for line in done.stderr.splitlines()]
     assert (last["level"], last["event"]) == ("critical", "the app does not load")
     assert last["error"].startswith("the app app does not import: KeyError: 'SHOP_URL'")
     assert "helper.need" in last["trace"]
+    assert "postgres://me:***@db" in last["trace"], "without its secrets"
 
 
 @pytest.mark.parametrize(("words", "event"), [((), "the pool ends"), (("cron", "run"), "the scheduler ends")])
