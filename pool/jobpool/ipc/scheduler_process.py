@@ -115,7 +115,7 @@ class SchedulerProcess:
             here.setblocking(False)
             process = execute(PROGRAM, (there.fileno(),), first, output.writing)
             try:
-                started = cls(process, os.pidfd_open(process.pid), here.fileno(), output)
+                started = cls(process, os.pidfd_open(process.pid), here.detach(), output)
             except OSError:
                 process.kill()
                 process.wait()
@@ -127,7 +127,6 @@ class SchedulerProcess:
         finally:
             there.close()
             output.hand_over()
-        here.detach()
         lacking = {name: value for name, value in scrubbed(environ).items() if name not in first}
         started._untold = replace(start, environ=lacking)
         return started
