@@ -479,8 +479,8 @@ def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:
         if word == variable or (key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.match(f"{word}={text}"))):
             continue
         _check_key(key, f"environment variable {variable}", PREFIX)
-        # An empty variable is how compose files spell "not set"; an empty key would silently switch signing off.
-        if text or key == "signing_key":
+        # An empty variable is how compose files spell "not set"; without its keys signing would silently be off.
+        if text or key in ("signing_key", "signing_key_file"):
             found[key] = (variable, text)
     if "JOBS_SIGNING_KEY" in os.environ:
         found.setdefault("signing_key", ("JOBS_SIGNING_KEY", os.environ["JOBS_SIGNING_KEY"]))

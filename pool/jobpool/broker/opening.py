@@ -281,7 +281,9 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
         return EnvelopeSigner(keys)
     config = config or find_config()
     from_environment = os.environ.get("JOBPOOL_SIGNING_KEY_FILE")
-    named = from_environment or config.values.get("signing_key_file")
+    if from_environment == "":
+        raise ConfigurationError("JOBPOOL_SIGNING_KEY_FILE must not be empty: leave it out to work unsigned")
+    named = config.values.get("signing_key_file") if from_environment is None else from_environment
     if named is None:
         given = {f"{config.path}: signing_key": config.values.get("signing_key")}
         given |= {variable: os.environ.get(variable) for variable in ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")}
@@ -289,7 +291,7 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
         return EnvelopeSigner(None if value is None else _parse_keys(source, value))
     if not isinstance(named, str):
         raise ConfigurationError(f"{config.path}: signing_key_file must be a path in quotes, not {named!r}")
-    path = Path(named) if from_environment else config.directory / named
+    path = config.directory / named if from_environment is None else Path(named)
     found = read_keys(path)
     exposed = judge_key_file(path)
     if exposed is not None:

@@ -178,7 +178,7 @@ class ChildChannel:
         except OSError as error:
             raise BrokenChannelError(str(error), closed=True) from error
         if type(frame) is not Result:
-            self._check(type(frame))
+            self._check(type(frame), len(packet))
         elif not self.handed or self.handed[0] != frame.nonce:
             raise BrokenChannelError("a child answered an attempt that it does not run")
         elif len(packet) > self._longest and any(
@@ -189,7 +189,7 @@ class ChildChannel:
             self.handed.popleft()
         return frame
 
-    def _check(self, kind: type[Frame]) -> None:
+    def _check(self, kind: type[Frame], size: int) -> None:
         """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""
         if kind is Ask:
             self.is_asking = True
@@ -199,9 +199,10 @@ class ChildChannel:
             self._booted = True
         elif kind is Said:
             self._said += 1
-            # A child keeps to half of this by itself, so what comes above it is none of its own.
-            if self._said > (time.monotonic() - self._made_at) * SAID_PER_S * 2 + SAID_AT_ONCE:
-                raise BrokenChannelError("a child sent more lines for the log than it may")
+            # A child keeps to half of this by itself, and cuts its lines: what is above it is none of its own.
+            most = (time.monotonic() - self._made_at) * SAID_PER_S * 2 + SAID_AT_ONCE
+            if self._said > most or size > packets.INLINE_BYTES:
+                raise BrokenChannelError("a child sent more for the log than it may")
 
     def signal(self, number: int) -> None:
         """Send a signal through the pidfd. Before the birth is known, SIGKILL waits for it, and no other does.

@@ -2,6 +2,9 @@
 
 It has a connection of its own to the broker, imports the app, and may run its code, which the master never does. It
 ends with the master: PDEATHSIG, followed by a look at the parent. Start it on a thread that lives as long as the pool.
+
+It is told its options, and variables that may be credentials, only after it has hidden its memory. Jobs are of the same
+user: they could kill it, and read from `/proc` what the next one is started with.
 """
 
 from __future__ import annotations
@@ -10,17 +13,22 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from jobpool.ipc.fork_client import OutputLines, execute, in_memory
-from jobpool.ipc.process_options import ChildOptions, ProgramOptions, scrubbed
+from msgspec import field
+from msgspec.structs import replace
+
+from jobpool.ipc.fork_client import TOLD, OutputLines, execute, in_memory
+from jobpool.ipc.process_options import ChildOptions, ProgramOptions, harmless, scrubbed
 from jobpool.message.printable import hides
 
 PROGRAM = "jobpool.cli.pool_scheduler"
-"""Called with descriptors of a `CronStart` as JSON and of a pipe for `READY` and last words, and the master's pid."""
+"""Called with the descriptor of a socket, for all that it says and is told, and the master's pid."""
 
+HIDDEN = b"\3"  # its memory is hidden: it waits for the descriptor of a `CronStart` as JSON
 READY = b"\0"  # the app is imported, its schedules are good and the broker has answered; all else is an error's text
 REFUSED = 2  # the exit status when the app or a setting cannot work, and another try cannot either
 FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them, up to a line break
@@ -34,7 +42,7 @@ MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no mor
 
 
 class MasterPipe:
-    """The scheduler's end of the pipe to its master. It never waits: what finds no room is not told."""
+    """The scheduler's end of the line to its master. It never waits: what finds no room is not told."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -64,7 +72,7 @@ class MasterPipe:
             self.say(FIRED + told.encode() + b"\n")
 
 
-@hides("backend", "signing_keys")
+@hides("backend", "signing_keys", "environ")
 class CronStart(ProgramOptions, frozen=True):
     """The start options of a scheduler's process: plain values, already checked."""
 
@@ -79,6 +87,7 @@ class CronStart(ProgramOptions, frozen=True):
     default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"
+    environ: dict[str, str] = field(default_factory=dict)  # variables that it lacks: it was started without them
 
 
 class SchedulerProcess:
@@ -91,6 +100,7 @@ class SchedulerProcess:
         self.output = output  # its log, as JSON, and all else that it prints
         self.pid = process.pid  # it leads a session and a group of its own
         self.line = line  # readable when it has said something, and when it hung up; then `hear`
+        self._untold: CronStart | None = None
         self.is_ready = False
         self.turned: str | None = None  # it turns; the schedule whose job it runs. The reader sets it to None
         self.fired: list[float] = []  # the lateness of firings that it has told of, in seconds; the reader empties it
@@ -98,25 +108,28 @@ class SchedulerProcess:
     @classmethod
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
         """Start one with these options. Raises and blocks as `execute`."""
-        here, there = os.pipe2(os.O_CLOEXEC)
+        here, there = socket.socketpair()
         output = OutputLines(MAX_RECORD_BYTES)
+        first = harmless(environ)
         try:
-            os.set_blocking(here, False)
-            with in_memory(start) as config:
-                process = execute(PROGRAM, (config, there), scrubbed(environ), output.writing)
+            here.setblocking(False)
+            process = execute(PROGRAM, (there.fileno(),), first, output.writing)
             try:
-                return cls(process, os.pidfd_open(process.pid), here, output)
+                started = cls(process, os.pidfd_open(process.pid), here.detach(), output)
             except OSError:
                 process.kill()
                 process.wait()
                 raise
         except OSError:
-            os.close(here)
+            here.close()
             output.close()
             raise
         finally:
-            os.close(there)
+            there.close()
             output.hand_over()
+        lacking = {name: value for name, value in scrubbed(environ).items() if name not in first}
+        started._untold = replace(start, environ=lacking)
+        return started
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the process has ended."""
@@ -129,6 +142,9 @@ class SchedulerProcess:
                 words = os.read(self.line, MAX_WORDS_BYTES)
                 if not words:
                     return False
+                if self._untold is not None and words.startswith(HIDDEN):
+                    self._tell(self._untold)
+                    words = words[len(HIDDEN) :]
                 self.is_ready = self.is_ready or READY in words
                 *lines, last = (self._words + words.replace(READY, b"")).split(b"\n")
                 kept = []
@@ -143,7 +159,17 @@ class SchedulerProcess:
                 self._words = b"\n".join(kept)[:MAX_WORDS_BYTES]
         except BlockingIOError:
             pass
+        except ConnectionError:  # it died before it had read what it was told
+            return False
         return True
+
+    def _tell(self, start: CronStart) -> None:
+        self._untold = None
+        try:
+            with in_memory(start) as config, socket.socket(fileno=os.dup(self.line)) as line:
+                socket.send_fds(line, [TOLD], [config])
+        except OSError:  # no descriptor is to be had: another one is started later
+            self.signal(signal.SIGKILL)
 
     @property
     def error(self) -> str:

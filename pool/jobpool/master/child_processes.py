@@ -20,6 +20,7 @@ from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.slots import Slot
+from jobpool.message.masking import Masker
 
 LONG_RUN_S = 0.0002  # of an attempt; right after a longer one the next answer is not there yet
 FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
@@ -311,8 +312,10 @@ class ChildProcesses:
         said = page.printed.read(started).rstrip("\n"), channel.read_output()
         stack, output = channel.read_trace(), "\n".join(filter(None, said))
         # Text printed to its streams was sent line by line; text printed past them comes now.
-        lines = said[1].splitlines()
-        events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
+        options = self._config.options
+        if said[1] and options.lines_level <= logging.INFO:
+            lines = Masker(options.mask_keys).text(said[1]).splitlines()
+            events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
         if exited.signal == signal.SIGKILL and not killer:
             killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
         rest, deadline = channel.take_rest(), page.child.read().deadline

@@ -177,9 +177,10 @@ def _environ_of_app(backend: QueueBackend) -> dict[str, str]:
 
 def _fatal(pool: Pool) -> JobpoolError:
     """Return the error that ended the pool, with the stack of the app's import as a note, if that failed."""
-    fatal = JobpoolError(pool.fatal)
+    mask = Masker(pool.settings.history.mask).text
+    fatal = JobpoolError(mask(pool.fatal))
     if pool.fatal_stack:
-        fatal.add_note(pool.fatal_stack)
+        fatal.add_note(mask(pool.fatal_stack))
     return fatal
 
 

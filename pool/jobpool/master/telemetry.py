@@ -50,7 +50,7 @@ PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and eac
 SLOT_FIELDS = ("pid", "rss", "cpu", "since", "last_death")
 """Published as they are; `state` and `restarts` in another form."""
 
-MASKED_FIELDS = {"error", "output", "said"}
+MASKED_FIELDS = {"error", "output", "said", "trace"}
 """Fields of the log that user code has written."""
 
 STACK = "stack of a child"
@@ -218,7 +218,7 @@ class Publisher:
             loop_at=now,
             broker_ok_at=broker_ok_at,
             reaped_at=reaped_at,
-            problem=_problem(pool),
+            problem=self._mask(_problem(pool)),
             paused=" ".join(queue for queue in pool.queues if queue in pool.paused),
             depths=_depths(pool),
             **asdict(pool.counters),

@@ -17,7 +17,7 @@ from support.descriptors import few_descriptors
 
 from jobpool.ipc import packets
 from jobpool.ipc.child_channel import DRAINS_AT_ONCE, TRACE_BYTES, BrokenChannelError, ChildChannel
-from jobpool.ipc.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, decode
+from jobpool.ipc.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, Said, decode
 from jobpool.message.outcome import ResultKind
 
 RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
@@ -203,8 +203,9 @@ ANSWER = Result(7, ResultKind.SUCCEEDED, 1.0, 1.0)
         [Ready(), BootFailed("too late")],
         [Result(7, ResultKind.FAILED, 1.0, 1.0, error="x" * 200_000)],
         [Result(7, ResultKind.SUCCEEDED, 1.0, 1.0, kept="x" * 200_000)],
+        [Said(7, 20, "x"), Said(7, 20, "x" * 200_000)],
     ],
-    ids=["twice", "for another", "ready twice", "boots and fails", "a text above its cap", "a value above it"],
+    ids=["twice", "for another", "ready twice", "boots and fails", "a text above its cap", "a value above it", "line"],
 )
 def test_what_comes_out_of_turn_is_rubbish(line: ChildChannel, frames: list[Frame]) -> None:
     line.hand([(7, RUN)])

@@ -32,6 +32,7 @@ from jobpool.master.telemetry import Publisher
 from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
+from jobpool.message.masking import Masker
 from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
 from jobpool.message.results import Record
 from jobpool.message.setting_types import MemoryLimit, OnCrash
@@ -1059,6 +1060,21 @@ class TestReload:
             "a reload is under way: 1 of the old code's children are not gone yet;"
             " the last reload failed, the old code goes on: SyntaxError"
         )
+
+    def test_a_secret_in_the_error_of_an_import_is_neither_logged_nor_told_to_probes(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        error = "cannot connect to postgres://me:hunter2@db/shop"
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP), ev.AppFailed(2, error, f"Traceback\n{error}"))
+        with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
+            publisher = Publisher(board, Masker().text)
+            publisher.publish(stage.pool, stage.now, stage.now, stage.now)
+            publisher.write_log(stage.pool)
+            problem = board.header.read().problem
+        told = [str(value) for record in caplog.records for value in record.__dict__.get("fields", {}).values()]
+        assert len([text for text in [problem, *told] if "postgres://me:***@db/shop" in text]) == 3
+        assert not [text for text in [problem, *told] if "hunter2" in text]
 
     @pytest.mark.parametrize("event", [ev.AppLoaded(2, Loaded(HANDLERS)), ev.AppFailed(2, "SyntaxError", "")])
     def test_a_short_reload_is_shown_long_enough_for_who_tells_the_service_manager(self, event: ev.Event) -> None:

@@ -316,6 +316,16 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
                 read()
 
 
+def test_a_file_of_keys_without_a_name_is_refused_and_not_signing_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", "")
+    for read in (load, default_signer):
+        with pytest.raises(ConfigurationError, match="JOBPOOL_SIGNING_KEY_FILE must not be empty"):
+            read()
+
+
 # --- queues -----------------------------------------------------------------------------------------------------------
 
 
