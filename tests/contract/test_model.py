@@ -32,18 +32,18 @@ steps = st.integers(0, 5)
 queues = st.sampled_from(QUEUES)
 priorities = st.sampled_from([0, 5, 5, 9])
 reasons = st.sampled_from(["hopeless", "failed"])
-errors = st.sampled_from([None, "boom", "Zürich"])
+errors = st.sampled_from([None, "boom", "Zürich", "100 %\0"])
 causes = st.sampled_from([None, "SIGKILL"])
-given_ids = st.sampled_from(["a", "b", "c"])
+given_ids = st.sampled_from(["a", "A:b/c@d=e~+1", "c" * 128])
 filters = st.builds(
     MessageFilter,
     queue=st.none() | queues,
     states=st.lists(st.sampled_from(State), unique=True, max_size=3).map(tuple),
     reason=st.none() | st.sampled_from(["hopeless", "crash-limit"]),
     older_than=st.none() | st.sampled_from([1.5, 4.5]),
-    text=st.none() | st.sampled_from(["ZÜRICH", "report", "sig"]),
+    text=st.none() | st.sampled_from(["ZÜRICH", "report", "sig", "%", "_"]),
 )
-names = st.sampled_from(["a", "b"])
+names = st.sampled_from(["a", "ключ {}:*%"])
 guards = st.builds(
     Guards,
     key=st.none() | names,
@@ -250,7 +250,7 @@ class Comparison(SideBySide):
         ident = f"{token} of {self.clock.wall() // 30:.0f}"
         self.both_with_keys(lambda backend: round(backend.keys.take(queue, Rate(name, 2, 5.0), ident), 6))
 
-    @rule(queue=queues, name=st.sampled_from(["a", "b", "key:a", "key:b"]))
+    @rule(queue=queues, name=names.flatmap(lambda name: st.sampled_from([name, f"key:{name}"])))
     def ask_who_holds(self, queue: str, name: str) -> None:
         self.both_with_keys(lambda backend: backend.keys.holders(queue, name))
 

@@ -382,7 +382,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def stats(self, queue: str) -> QueueStats:
         """Return counts of one queue; O(1), or capped."""
-        return self._inspector.stats(queue)
+        return self._inspector.stats(storable(queue))
 
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted."""
@@ -505,7 +505,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def evicted(self, queue: str) -> int:
         """Return how many dead letters of a queue its caps (`dead_max`, `dead_max_age`) have removed, ever."""
-        return self._evicted(queue) if self._evicted else 0
+        return self._evicted(storable(queue)) if self._evicted else 0
 
     def ping(self) -> None:
         """Ask the broker for a sign of life."""
