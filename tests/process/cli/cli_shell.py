@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +118,3 @@ class Shell:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait(LIMIT)
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit: float = LIMIT) -> None:
-    """Look again and again until it holds."""
-    give_up = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > give_up:
-            raise AssertionError(f"after {limit:g} s still not: {what}")
-        time.sleep(0.05)
