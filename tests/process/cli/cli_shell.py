@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
+from support.poolrig import LIMIT
 
 from jobpool.broker.opening import open_backend
 from jobpool.cli.main import cli
@@ -21,9 +22,6 @@ from jobpool.message.definition import JobDefinition
 
 PROGRAM = (sys.executable, "-P", "-m", "jobpool.cli.main")
 """As the console script: the working directory is not on the path."""
-
-LIMIT = 30.0
-"""Seconds: far more than anything here takes on an idle machine."""
 
 
 class Shell:

@@ -29,6 +29,7 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerProcess]
 
 @pytest.fixture
 def configuration(namespace: PeerProcess) -> str:
+    namespace.control.purge("reports")  # of other tests
     return f'backend = "{namespace.connection_string}"\nqueues = ["reports"]\n'
 
 
