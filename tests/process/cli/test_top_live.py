@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 import pyte
 import pytest
-from cli_shell import LIMIT, Shell
+from cli_shell import Shell
+from support.poolrig import LIMIT
 from support.waiting import wait_until
 
 APP = """
