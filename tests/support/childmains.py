@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jobpool.errors import ConfigurationError
@@ -299,10 +300,17 @@ def leave_grandchildren(_: ChildBoot) -> Any:
 
 
 def leave_shared_memory(_: ChildBoot) -> Any:
-    """Its name, and the pid of a process that calls itself a resource tracker, but never ends."""
+    """Its name, and the pid of a process that calls itself a resource tracker, but never ends.
+
+    Python's own is up when that is returned: it ignores SIGTERM, and will tidy up within a moment.
+    """
+    from multiprocessing import resource_tracker
     from multiprocessing.shared_memory import SharedMemory
 
     OPENED.append(SharedMemory(create=True, size=4096))
+    status = Path(f"/proc/{resource_tracker._resource_tracker._pid}/status")  # type: ignore[attr-defined]
+    while not int(status.read_text().partition("SigIgn:")[2].split()[0], 16) & 1 << signal.SIGTERM - 1:
+        time.sleep(0.001)
     OPENED.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "resource_tracker"]))
     return [OPENED[-2].name, OPENED[-1].pid]
 

@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
+from support.poolrig import LIMIT
 
 from jobpool.broker.opening import open_backend
 from jobpool.cli.main import cli
@@ -23,9 +22,6 @@ from jobpool.message.definition import JobDefinition
 
 PROGRAM = (sys.executable, "-P", "-m", "jobpool.cli.main")
 """As the console script: the working directory is not on the path."""
-
-LIMIT = 30.0
-"""Seconds: far more than anything here takes on an idle machine."""
 
 
 class Shell:
@@ -120,12 +116,3 @@ class Shell:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait(LIMIT)
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit: float = LIMIT) -> None:
-    """Look again and again until it holds."""
-    give_up = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > give_up:
-            raise AssertionError(f"after {limit:g} s still not: {what}")
-        time.sleep(0.05)

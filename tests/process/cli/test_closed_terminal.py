@@ -8,7 +8,8 @@ import subprocess
 from contextlib import closing
 
 import pytest
-from cli_shell import PROGRAM, Shell, wait_until
+from cli_shell import PROGRAM, Shell
+from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
 
@@ -39,10 +40,10 @@ def test_a_pool_drains_when_its_terminal_is_closed_unless_nohup_started_it(
         )
     os.close(theirs)
     try:
-        wait_until((shell.directory / "begun").exists, "the job runs")
+        wait_until((shell.directory / "begun").exists, what="the job runs")
         os.close(ours)  # the kernel sends two HUPs: to the leader of the session, and to the group in the foreground
         if starter:
-            wait_until(lambda: shell.log().count('"app loaded"') == 2, "it has reloaded")
+            wait_until(lambda: shell.log().count('"app loaded"') == 2, what="it has reloaded")
             pool.terminate()
         assert pool.wait(30) == 0
     finally:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from cli_shell import LIMIT, Shell
+from cli_shell import Shell
 from click.testing import Result
+from support.poolrig import LIMIT
 from support.servers import RedisServer, fresh_name, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.servers.redis_server import DURABLE

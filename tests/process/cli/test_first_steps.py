@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from cli_shell import Shell, wait_until
+from cli_shell import Shell
+from support.waiting import wait_until
 
 
 def test_init_enqueue_run(shell: Shell) -> None:
@@ -83,7 +84,7 @@ def test_top_and_health_of_a_pool_that_runs_is_stopped_is_killed(shell: Shell) -
     assert shell.run("health").returncode == 3
     shell.run("init")
     pool = shell.start("-w", "2", "-n", "mine")
-    wait_until(lambda: shell.call("health").exit_code == 0, "healthy")
+    wait_until(lambda: shell.call("health").exit_code == 0, what="healthy")
     top = shell.run("top")
     assert top.returncode == 0
     assert f"mine  pid {pool.pid}" in top.stdout
@@ -95,13 +96,13 @@ def test_top_and_health_of_a_pool_that_runs_is_stopped_is_killed(shell: Shell) -
         assert "\x1b[?1049l" in shown, "the old screen is back"
 
     pool.send_signal(signal.SIGSTOP)
-    wait_until(lambda: shell.call("health").exit_code == 1, "degraded")
+    wait_until(lambda: shell.call("health").exit_code == 1, what="degraded")
     assert "has not turned its loop" in shell.call("health", "-n", "mine").stdout
     assert "has not turned its loop" in shell.call("top").stdout
     assert shell.call("health", "-n", "another").exit_code == 3
 
     pool.send_signal(signal.SIGCONT)
-    wait_until(lambda: shell.call("health").exit_code == 0, "healthy again")
+    wait_until(lambda: shell.call("health").exit_code == 0, what="healthy again")
     pool.kill()
     pool.wait(30)
     assert shell.call("health").exit_code == 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
-from cli_shell import Shell, wait_until
+from cli_shell import Shell
+from support.waiting import wait_until
 
 APP = """
 import threading, time, jobpool
@@ -54,8 +55,8 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     assert "no pool on this machine serves reports, typo: their jobs wait until one does" in waiting.stderr
 
     pool = shell.start("--app", "jobs.py", "-w", "1")
-    wait_until(lambda: "no pool here fires them" in shell.log(), "it has looked round")
-    wait_until(lambda: stats(shell).keys() == {"typo"}, "the report is done")
+    wait_until(lambda: "no pool here fires them" in shell.log(), what="it has looked round")
+    wait_until(lambda: stats(shell).keys() == {"typo"}, what="the report is done")
     assert 'jobs wait in queues that no pool here serves queues="typo (1)"' in shell.log()
     assert "serves the queue of some handlers" not in shell.log()
 
@@ -63,7 +64,7 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     early = shell.run("enqueue", "extra", "--app", "jobs.py", "--delay", "1h")
     assert ". It is the queue of its handler: let a pool serve it, or send the pool HUP" in early.stderr
     pool.send_signal(signal.SIGHUP)
-    wait_until(lambda: "the pool serves more queues" in shell.log(), "the new code is there")
+    wait_until(lambda: "the pool serves more queues" in shell.log(), what="the new code is there")
     enqueued(shell, "--app", "jobs.py", "extra", "--delay", "1h")
     assert stats(shell)["extra"]["pools"] == 1, "its note has the new queue"
     astray = shell.call("enqueue", "report", "customer=8", "-Q", "report", "--delay", "1h")

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_shell import Shell, wait_until
+from cli_shell import Shell
 from redis import Redis
 from support.servers import fresh_name, shared_redis
+from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import QueueStats
@@ -102,7 +103,7 @@ def test_an_interrupt_on_sqlite_after_the_same_schedule_as_far_as_it_can_be_stru
         )
     strikes = shell.directory / "run" / "strikes.jsonl"
     try:
-        wait_until(lambda: strikes.exists() and "started again" in strikes.read_text(), "the faults have struck", LIMIT)
+        wait_until(lambda: strikes.exists() and "started again" in strikes.read_text(), LIMIT, "the faults have struck")
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT) == 0, log.read_text()
     finally:

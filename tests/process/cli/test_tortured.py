@@ -57,10 +57,3 @@ def test_without_a_ledger_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "set JOBPOOL_LEDGER to the file that the witness writes" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_its_variable_is_no_setting_of_a_pool(tmp_path: Path) -> None:
-    done = tortured(tmp_path, "init", "--broker-only", JOBPOOL_LEDGER="ledger")
-
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "ledger").exists()

@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from cli_shell import LIMIT, Shell
+from cli_shell import Shell
+from support.poolrig import LIMIT
 from support.servers.launching import setpriv
 
 WHY = {"closed": "cannot be entered by this user", "gone": "was removed"}

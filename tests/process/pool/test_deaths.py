@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import apps_deaths
 from support.faultmoves import kill_fork_server
-from support.poolrig import PoolProcess, Rig, kill_child
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
 from jobpool.broker.values import Message
@@ -25,7 +25,6 @@ from jobpool.message.definition import JobDefinition
 APP = Path(apps_deaths.__file__)
 MEBI = 2**20
 POOL = ("--max-crashes", "1", "--kill-grace", "0.3", "--memory-limit", "200M")
-LIMIT = 30.0
 
 
 in_one_pool = pytest.mark.xdist_group("deadly")

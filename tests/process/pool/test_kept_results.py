@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.poolrig import Rig
+from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
 from jobpool.client.jobs import Jobs
 from jobpool.errors import JobFailed, ResultNotKept, ResultTooLarge
 from jobpool.message.results import JobState
 
-LIMIT = 60.0
 APP = """
 import pathlib
 import time

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support import apps_deaths
-from support.poolrig import Rig
+from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until, whole_lines
 
 from jobpool.broker.values import Message, State
@@ -19,7 +19,6 @@ APP = Path(apps_deaths.__file__)
 KEY = "sixteen bytes of it"
 SIGNED: dict[str, Any] = {"JOBPOOL_SIGNING_KEY": KEY}
 SMALL = ("-Q", "small", "--memory-limit", "150M queue=big", "--on-crash", "queue=careful")
-LIMIT = 30.0
 
 
 def runs(rig: Rig) -> list[str]:

@@ -225,8 +225,8 @@ def test_all_programs_may_be_allowed_and_then_what_is_none_is_still_refused() ->
 
 def test_a_timeout_kills_the_whole_group(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    code = f"trap '' TERM; echo $$ >> {pids}; (trap '' TERM; sh -c 'echo $$ >> {pids}; exec sleep 600') & sleep 600"
-    made = shell(["sh", "-c", code], timeout=0.5)
+    code = """trap '' TERM; echo $$ >> "$0"; (trap '' TERM; sh -c 'echo $$ >> "$0"; exec sleep 600' "$0") & sleep 600"""
+    made = shell(["sh", "-c", code, str(pids)], timeout=0.5)
     assert made.kind is ResultKind.TIMEOUT
     assert made.duration < 5
     started = [int(pid) for pid in pids.read_text().split()]
@@ -247,7 +247,7 @@ def test_where_there_is_no_alarm_the_deadline_ends_it_too() -> None:
 
 def test_what_a_program_leaves_running_is_ended_and_not_waited_for(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    made = shell(["sh", "-c", f"sleep 600 & echo $! > {pid}; echo done"], timeout=30)
+    made = shell(["sh", "-c", 'sleep 600 & echo $! > "$0"; echo done', str(pid)], timeout=30)
     assert (made.kind, made.output) == (ResultKind.SUCCEEDED, "done")
     wait_until(lambda: not alive(int(pid.read_text())), 5, "what was left is dead")
 

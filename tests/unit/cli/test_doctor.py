@@ -478,7 +478,7 @@ def test_an_import_that_hangs_is_a_problem_that_names_the_line(tmp_path: Path) -
     )
     found = looked_at(settings(apps="myjobs", boot_timeout="1s"), tmp_path)
     assert levels(found) == [Level.PROBLEM]
-    where = re.search(r"not imported after 1 s \(boot_timeout\): it is at (\S+), line 4 in connect", str(found[0]))
+    where = re.search(r"not imported after 1 s \(boot_timeout\): it is at (.+), line 4 in connect", str(found[0]))
     assert where is not None, found
     assert where[1].endswith('/myjobs.py"')
 

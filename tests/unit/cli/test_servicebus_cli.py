@@ -29,6 +29,8 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerProcess]
 
 @pytest.fixture
 def configuration(namespace: PeerProcess) -> str:
+    for queue in ("reports", "reports/$deadletterqueue"):
+        namespace.control.purge(queue)  # of what other tests have left
     return f'backend = "{namespace.connection_string}"\nqueues = ["reports"]\n'
 
 

@@ -6,4 +6,5 @@ from support.cronrig import CronRig
 
 @pytest.fixture
 def rig() -> CronRig:
+    """Its clock is at 08:00 of a Friday."""
     return CronRig()

@@ -13,12 +13,6 @@ from jobpool.message.context import JobContext
 from jobpool.message.envelope import decode
 
 
-@pytest.fixture
-def rig() -> CronRig:
-    """Its clock is at 08:00 of a Friday."""
-    return CronRig()
-
-
 def deploy(rig: CronRig, name: str = "job") -> JobBuilder:
     """A new app, with one schedule. The schedulers of the old one are gone."""
     scheduler = rig.scheduler = Scheduler()

@@ -11,7 +11,7 @@ from stage import HANDLERS, Stage, of, step
 
 from jobpool.broker.control import Asked, Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
-from jobpool.ipc.frames import Ask, HandlerInfo, Loaded, Reply
+from jobpool.ipc.frames import Ask, HandlerInfo, Loaded, Reply, Result
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -405,13 +405,12 @@ class TestResults:
     def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
         stage = Stage(workers=1).boot()
         slot = stage.run()
-        slot.deliveries[0].nonce += 1_000
-        stage.pool.held = {slot.deliveries[0].nonce: slot.deliveries[0]}
-        head = slot.deliveries[0].nonce
-        slot.deliveries[0].nonce = 1
+        former = Result(slot.deliveries[0].nonce, ResultKind.SUCCEEDED, stage.now, 0.01)
         stage.answer(slot)
-        slot_head = head
-        assert slot_head not in {d.nonce for d in slot.deliveries}
+        running = list(stage.run().deliveries)
+        stage.tell(ev.ChildResults(slot.child, [former]))
+        assert list(slot.deliveries) == running
+        assert stage.verdicts() == [Ack()], "of the first"
 
     def test_follow_ups_travel_with_the_ack(self) -> None:
         stage = Stage(workers=1).boot()

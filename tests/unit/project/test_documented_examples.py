@@ -63,7 +63,8 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     unit = tmp_path / "jobpool@reports.service"
-    unit.write_text(UNIT.read_text("utf-8").replace("ExecStart=/srv", f"ExecStart={tmp_path}/srv"))
+    folder = str(tmp_path / "srv").replace(" ", r"\x20")
+    unit.write_text(UNIT.read_text("utf-8").replace("ExecStart=/srv", f"ExecStart={folder}"))
 
     done = subprocess.run([program, "verify", unit], capture_output=True, text=True, check=False)
 

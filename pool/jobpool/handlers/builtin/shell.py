@@ -36,9 +36,9 @@ def make(kit: Kit) -> Callable[[JobContext], str]:
         try:
             code, out, err = spawning.run(path, [argv0, *words[1:]], scrubbed(os.environ), allowed.output_cap, give_up)
         except UnicodeEncodeError:
-            raise Refused(f"a word of the command line of {words[0]!r:.80} cannot be written as bytes") from None
+            raise Refused(f"a word of the command line of {words[0][:200]!r} cannot be written as bytes") from None
         except OSError as error:
-            raise Failure(f"program {words[0]!r:.80} cannot be started: {error.strerror}") from None
+            raise Failure(f"program {words[0][:200]!r} cannot be started: {error.strerror}") from None
         kept, stream = (err, sys.stderr) if code == 0 else (out, sys.stdout)
         if kept:
             print(kept.rstrip("\n"), file=stream)  # into the captured output of the attempt
