@@ -147,7 +147,7 @@ class JobDefinition:
         _set(self, "misfire", Misfire.parse(self.misfire).text)
 
     def require(self, key_store: bool, scheme: str) -> None:
-        """Check that the broker of this scheme, with or without a key store, can do what this job and its chain ask for.
+        """Check that the broker of this scheme, with or without a key store, can do what this job and its chain ask.
 
         Raises:
             Unsupported: One needs a key store and there is none; the text says what to leave out.
