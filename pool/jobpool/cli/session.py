@@ -89,8 +89,8 @@ class Session:
     def broker(self, *, makes: bool = False) -> Iterator[QueueBackend]:
         """Open the configured broker for the block, with a log for a command (warnings only, unless asked).
 
-        Raises `ConfigurationError` too if it is a database that is not there yet, unless the verb `makes` one, and if
-        the verb would put something into memory that ends with it.
+        Raises `ConfigurationError` too if it is a database that is not there yet, unless the verb `makes` one. Memory,
+        which ends with the command, takes nothing from such a verb.
         """
         from jobpool.broker.opening import missing_database, open_backend
         from jobpool.message.signing import EnvelopeSigner
