@@ -64,7 +64,7 @@ class SyncBackend(QueueBackend):
         checked = list(definitions)
         if self._runner is None:
             raise ConfigurationError(
-                "sync:// has nothing to run jobs with: pass runner= to open_backend, or use Jobs('sync://')"
+                "sync:// has nothing to run jobs with: call Jobs('sync://'), give a runner=, or use `jobpool run-one`"
             )
         for definition in checked:
             self._check(definition)

@@ -92,8 +92,10 @@ def test_what_needs_a_key_store_is_refused(backend: QueueBackend) -> None:
     for ask in (lambda: backend.keys, lambda: backend.claims):
         with pytest.raises(Unsupported, match=r"Capabilities\.key_store"):
             ask()
-    with pytest.raises(Unsupported, match="key_store"):
-        backend.enqueue_many([a_job(1), a_job(2, unique=True, idempotency_key="k")])
+    keyed = a_job(2, unique=True, idempotency_key="k")
+    for refused in (keyed, a_job(then=(a_job(), keyed))):
+        with pytest.raises(Unsupported, match="key_store"):
+            backend.enqueue_many([a_job(1), refused])
     assert backend.stats(QUEUE).pending == 0
 
 

@@ -12,11 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import structs
 
+from jobpool.broker.filters import matching
 from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
 from jobpool.cli import messages
 from jobpool.cli.messages import meet_queues, queue_term, read_filter, terms_argument
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = 5
 LOOK = 100  # messages among which jobs are sought for examples: posted ones may stand before them
-MOST_KEPT = 1_000_000  # the largest --keep: what is kept is counted
 CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
 BATCH = 1000
 WORDS = {"delete": ("purge", "purged"), "cancel": ("cancel", "cancelled"), "edit": ("edit", "edited")}
@@ -68,19 +70,19 @@ def dead_retry(session: Session, rate: float | None, **asked: Any) -> None:
     A letter that dies again meanwhile waits for the next run of the command. After Ctrl-C, the same command goes on.
     """
     verb = Verb.RESUME if asked["keep_counters"] else Verb.RETRY
-    _carry_out(session, _dead(chosen(asked)), verb, asked, rate=rate)
+    _carry_out(session, _dead(chosen(asked)), verb, asked, partial(Sweep, rate=rate))
 
 
 @click.command("purge", cls=Command)
 @selecting
 @option("--older-than", metavar="TIME", help="Select letters that died longer ago; the same as age:>TIME.")
-@option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the newest N.")
+@option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N that died last.")
 @confirmed
 def dead_purge(session: Session, older_than: str | None, keep: int, **asked: Any) -> None:
-    """Delete dead letters, the oldest first; FILTER as in `jobpool list`."""
+    """Delete dead letters; FILTER as in `jobpool list`."""
     older = () if older_than is None else (f"age:>{older_than}",)
     where = chosen(asked, *older, is_bounded=bool(keep or older))
-    _carry_out(session, _dead(where), Verb.DELETE, asked, keep=keep)
+    _carry_out(session, _dead(where), Verb.DELETE, asked, partial(AllButNewest, keep=keep) if keep else Sweep)
 
 
 @click.command("purge", cls=Command)
@@ -92,7 +94,7 @@ def purge(session: Session, **asked: Any) -> None:
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")
     anywhere = (State.DEAD,) if where.reason is not None else (*UNHELD, State.DEAD)
-    _carry_out(session, structs.replace(where, states=where.states or anywhere), Verb.DELETE, asked)
+    _carry_out(session, structs.replace(where, states=where.states or anywhere), Verb.DELETE, asked, Sweep)
 
 
 def chosen(asked: dict[str, Any], *more: str, is_bounded: bool = False) -> MessageFilter:
@@ -126,7 +128,9 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
     )
 
 
-def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, Any], **limits: Any) -> None:
+def _carry_out(
+    session: Session, where: MessageFilter, verb: Verb, asked: dict[str, Any], make: Callable[..., Sweep]
+) -> None:
     with session.broker() as backend:
         queues = meet_queues(session, backend, where.queue)
         if where.queue is None and not where.ids and (foreign := backend.foreign_queues()):
@@ -138,7 +142,7 @@ def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[s
             queues = [where.queue] if where.queue else queues or backend.queues()
             confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
         else:
-            confirm_and_run(Sweep(backend, where, verb, **limits), asked)
+            confirm_and_run(make(backend, where, verb), asked)
 
 
 def confirm_and_run(sweep: Sweep, asked: dict[str, Any], members: int = 0) -> None:
@@ -211,7 +215,8 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
             tell(f"  {line}")
         return
     most, jobs_only = min(EXAMPLES, count), isinstance(sweep, Answered)
-    page = sweep.backend.list_messages(sweep.where, limit=LOOK if jobs_only else most)
+    where = structs.replace(sweep.where, ids=sweep.going[:most]) if isinstance(sweep, AllButNewest) else sweep.where
+    page = sweep.backend.list_messages(where, limit=LOOK if jobs_only else most)
     examples = [message for message in page if message.handler or not jobs_only][:most]
     for message in examples:
         ident, state, queue, handler, _, attempts, _, age, why = messages.row(sweep.backend.time, message)
@@ -227,7 +232,7 @@ def _about(count: int) -> str:
 
 @dataclass(slots=True)
 class Sweep:
-    """`verb` for the messages that `where` matched when this was made, the oldest first, but for the newest `keep`."""
+    """`verb` for the messages that `where` matched when this was made, the oldest first."""
 
     backend: QueueBackend
     where: MessageFilter
@@ -239,7 +244,7 @@ class Sweep:
 
     def count(self) -> int:
         """Count the matching messages; `CAP` = at least that number."""
-        return max(0, self.backend.count(self._still_there(), cap=CAP + self.keep) - self.keep)
+        return self.backend.count(self._still_there(), cap=CAP)
 
     def run(self, count: int, word: str) -> int:
         """Do it to all of them, `count` by the last look; how many it changed. Blocks for as long as the rate says.
@@ -288,6 +293,30 @@ class Sweep:
         older = (self.where.older_than or 0.0) + passed
         newer = None if self.where.newer_than is None else self.where.newer_than + passed
         return structs.replace(self.where, older_than=older, newer_than=newer)
+
+
+@dataclass(slots=True)
+class AllButNewest(Sweep):
+    """Deletes the dead letters that match, but for the `keep` that died last: retried ones may be first in line."""
+
+    going: tuple[str, ...] = ()  # the others, the first that died first, since `count` was called
+
+    def count(self) -> int:
+        """Count those that go. Blocks for a round trip a page of all that match."""
+        died = [(letter.died_at or 0.0, letter.id) for letter in matching(self.backend, self.where)]
+        died.sort(key=itemgetter(0))  # of one moment, as they are listed
+        self.going = tuple(ident for _, ident in died[: -self.keep])
+        return len(self.going)
+
+    def _round(self, most: int, bar: Any) -> bool:
+        """Carry out all in one round."""
+        for first in range(0, most, BATCH):
+            ids = self.going[first : first + BATCH]
+            changed = self.backend.bulk(structs.replace(self._still_there(), ids=ids), Verb(self.verb), limit=len(ids))
+            self.done += changed
+            if bar is not None:
+                bar.update(changed)
+        return False
 
 
 @dataclass(slots=True)

@@ -89,7 +89,8 @@ class Session:
     def broker(self, *, makes: bool = False) -> Iterator[QueueBackend]:
         """Open the configured broker for the block, with a log for a command (warnings only, unless asked).
 
-        Raises `ConfigurationError` too if it is a database that is not there yet, unless the verb `makes` one.
+        Raises `ConfigurationError` too if it is a database that is not there yet, unless the verb `makes` one. Memory,
+        which ends with the command, takes nothing from such a verb.
         """
         from jobpool.broker.opening import missing_database, open_backend
         from jobpool.message.signing import EnvelopeSigner
@@ -102,6 +103,8 @@ class Session:
         if missing and not makes:
             raise ConfigurationError(missing)
         with contextlib.closing(open_backend(settings.backend, signer=signer)) as backend:
+            if makes and backend.scheme == "memory":
+                raise ConfigurationError("memory:// ends with this command, it is for tests: use sqlite:///jobpool.db")
             yield backend
         if missing and not (self.is_quiet or self.names_backend()):
             note(f"no backend is configured: made {settings.backend.removeprefix(SQLITE)}")

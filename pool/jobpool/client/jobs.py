@@ -271,8 +271,8 @@ class Jobs:
         return open_batch(self, on_success, on_done, parent, identifier)
 
     def stats(self, queue: str = "default") -> QueueStats:
-        """Return counts of one queue. Raises as `backend`."""
-        return self.backend.stats(queue)
+        """Return counts of one queue. Raises as `backend`, and `InvalidJob` for what cannot be a queue's name."""
+        return self.backend.stats(check_queue(queue))
 
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted. Raises as `backend`."""

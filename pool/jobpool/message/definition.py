@@ -147,18 +147,18 @@ class JobDefinition:
         _set(self, "misfire", Misfire.parse(self.misfire).text)
 
     def require(self, key_store: bool, scheme: str) -> None:
-        """Check that the broker of this scheme, with or without a key store, can do what this job asks for.
+        """Check that the broker of this scheme, with or without a key store, can do what this job and its chain ask.
 
         Raises:
-            Unsupported: It needs a key store and there is none; the text says what to leave out.
+            Unsupported: One needs a key store and there is none; the text says what to leave out.
             InvalidJob: `unique` without an idempotency key.
         """
-        if not key_store:
-            asked = {name: getattr(self, name) for name in _NEEDS_KEY_STORE}
-            if refusal := keyless(scheme, self.handler, asked):
+        for job in (self, *self.then):
+            asked = {} if key_store else {name: getattr(job, name) for name in _NEEDS_KEY_STORE}
+            if refusal := keyless(scheme, job.handler, asked):
                 raise Unsupported(refusal)
-        if self.unique and self.idempotency_key is None:
-            raise InvalidJob("unique needs an idempotency_key: give one, or leave unique out")
+            if job.unique and job.idempotency_key is None:
+                raise InvalidJob("unique needs an idempotency_key: give one, or leave unique out")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `from_dict` reads: JSON values only, fields at their default left out."""

@@ -64,6 +64,7 @@ from jobpool.errors import ConfigurationError
             2,
             "no backend for pigeon:// is installed; known are beanstalk://, memory://",
         ),
+        (["-b", "memory://", "enqueue", "a"], 2, "memory:// ends with this command, it is for tests: use sqlite"),
         (["-b", "redis://127.0.0.1:1", "stats"], 1, "nothing listens there"),
         (["-b", "redis://127.0.0.1:1", "enqueue", "a"], 1, "nothing listens there"),
         (["-b", "/x.db", "stats"], 2, "backend '/x.db' is not a URL: did you mean 'sqlite:////x.db'?"),

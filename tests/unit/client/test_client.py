@@ -150,6 +150,8 @@ def test_it_looks_at_queues(memory: QueueBackend) -> None:
     assert jobs.queues() == ["default", "reports"]
     assert jobs.stats("reports").waiting == 1
     assert jobs.stats().waiting == 1
+    with pytest.raises(InvalidJob, match="queue name 'my queue' is refused"):
+        jobs.stats("my queue")
 
 
 # --- opening and closing ---------------------------------------------------------------------------------------------

@@ -212,6 +212,8 @@ class TestRequire:
             ):
                 job.require(False, "sqlite")
             job.require(True, "sqlite")
+            with row(f"{case}, in a chain"), pytest.raises(Unsupported, match="'report' needs for"):
+                JobDefinition("first", then=(JobDefinition("next"), job)).require(False, "sqlite")
 
     def test_a_plain_job_needs_nothing_and_unique_needs_a_key(self) -> None:
         JobDefinition("report").require(False, "sqlite")
