@@ -154,9 +154,10 @@ class JobDefinition:
             InvalidJob: `unique` without an idempotency key.
         """
         for job in (self, *self.then):
-            asked = {} if key_store else {name: getattr(job, name) for name in _NEEDS_KEY_STORE}
-            if refusal := keyless(scheme, job.handler, asked):
-                raise Unsupported(refusal)
+            if not key_store:
+                asked = {name: getattr(job, name) for name in _NEEDS_KEY_STORE}
+                if refusal := keyless(scheme, job.handler, asked):
+                    raise Unsupported(refusal)
             if job.unique and job.idempotency_key is None:
                 raise InvalidJob("unique needs an idempotency_key: give one, or leave unique out")
 
