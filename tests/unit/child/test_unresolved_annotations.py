@@ -1,4 +1,4 @@
-"""Annotations with names that only type checkers know: text, or from Python 3.14 on evaluated when they are asked for."""
+"""Annotations with names that only type checkers know: text, or from Python 3.14 on evaluated when asked for."""
 
 from __future__ import annotations
 
