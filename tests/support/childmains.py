@@ -88,6 +88,13 @@ def shares_memory(_: ChildOptions) -> list[HandlerInfo]:
     return []
 
 
+def starts_pythons_fork_server(_: ChildOptions) -> list[HandlerInfo]:
+    from multiprocessing import forkserver
+
+    forkserver.ensure_running()
+    return []
+
+
 def computes_in_parallel(_: ChildOptions) -> list[HandlerInfo]:
     _in_parallel()
     return []
@@ -322,6 +329,14 @@ def leave_chain_of_trackers(_: ChildBoot) -> Any:
     return None
 
 
+def start_pythons_fork_server(_: ChildBoot) -> Any:
+    """Return the pid of it."""
+    from multiprocessing import forkserver
+
+    forkserver.ensure_running()
+    return vars(forkserver)["_forkserver"]._forkserver_pid
+
+
 def attach_memory(_: ChildBoot) -> Any:
     """The name of the app's shared memory."""
     from multiprocessing.shared_memory import SharedMemory
@@ -355,6 +370,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         leave_shared_memory,
         leave_chain_of_trackers,
         attach_memory,
+        start_pythons_fork_server,
         helper,
         compute_in_parallel,
     )

@@ -45,6 +45,10 @@ class Connection(sqlite3.Connection):
         super().close()
         self.is_closed = True
 
+    def __del__(self) -> None:  # else Python warns, from 3.13 on: an application may leave its `Jobs` open
+        with suppress(sqlite3.Error):  # it was never opened
+            self.close()
+
 
 class _ClosedStack(list[sqlite3.Connection]):
     """The idle connections during a fork: each is closed in place of kept."""

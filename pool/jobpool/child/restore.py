@@ -182,10 +182,10 @@ class _Interpreter:
         for get, before, put in self._rare_settings:
             if get() != before:
                 put(before)
-        for name, before in self._finders.items():
-            if getattr(sys, name, None) != before:
-                self._finders[name] = _with_the_lost(name, before)
-                importlib.invalidate_caches()  # what was asked for without them is noted as not there
+        if lost := [name for name, before in self._finders.items() if getattr(sys, name, None) != before]:
+            for name in lost:
+                self._finders[name] = _with_the_lost(name, self._finders[name])
+            importlib.invalidate_caches()  # what was asked for without them is noted as not there
 
     def restore(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -273,8 +273,21 @@ def _put_decimals(settings: dict[str, Any]) -> None:
         setattr(decimal.getcontext(), name, value)
 
 
+def _tools() -> set[int]:
+    """Return the numbers of the tools that watch the interpreter: from Python 3.12 on, `cProfile` is one."""
+    monitoring = getattr(sys, "monitoring", None)
+    return {tool for tool in range(6) if monitoring and monitoring.get_tool(tool)}
+
+
+def _free_tools(before: set[int]) -> None:
+    for tool in _tools() - before:
+        sys.monitoring.set_events(tool, 0)  # type: ignore[attr-defined, unused-ignore]
+        sys.monitoring.free_tool_id(tool)  # type: ignore[attr-defined, unused-ignore]
+
+
 _RARE: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_decimals, _put_decimals),
+    (_tools, _free_tools),
     (gc.get_debug, gc.set_debug),
     (threading.gettrace, threading.settrace),
     (threading.getprofile, threading.setprofile),

@@ -23,6 +23,7 @@ from jobpool.handlers.conversion import (
     is_data,
     is_model,
     resolve_hints,
+    signature,
     unchanged,
     unknown,
 )
@@ -283,6 +284,6 @@ def _annotated(function: Any) -> Any:
 def parameters_of(function: Callable[..., Any]) -> list[Parameter] | None:
     """Return the parameters; None for a builtin that does not tell, which is then called with the context alone."""
     try:
-        return list(inspect.signature(function).parameters.values())
+        return list(signature(function).parameters.values())
     except (TypeError, ValueError):
         return None

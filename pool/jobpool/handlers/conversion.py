@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import math
 import sys
@@ -271,7 +272,7 @@ def _of_fields(
 
 def _fields_of_typed_dict(kind: Any) -> tuple[Mapping[str, Convert], list[str]]:
     hints = resolve_hints(kind)
-    fields = {name: converter(hints.get(name, Any)) for name in kind.__annotations__}
+    fields = {name: converter(hints.get(name, Any)) for name in annotations_of(kind)}
     return fields, [name for name in fields if _is_required(hints.get(name), name in kind.__required_keys__)]
 
 
@@ -389,6 +390,14 @@ def _path(where: str, name: str) -> str:
 
 # --- annotations --------------------------------------------------------------------------------------
 
+if sys.version_info >= (3, 14):  # each is evaluated when it is asked for; names for type checkers stay unresolved
+    from annotationlib import Format, get_annotations
+
+    signature = functools.partial(inspect.signature, annotation_format=Format.FORWARDREF)
+    annotations_of = functools.partial(get_annotations, format=Format.FORWARDREF)
+else:
+    signature, annotations_of = inspect.signature, inspect.get_annotations
+
 
 def resolve_hints(owner: Any) -> dict[str, Any]:
     """Return the annotations of a function or class as objects, without those whose names cannot be found.
@@ -397,7 +406,7 @@ def resolve_hints(owner: Any) -> dict[str, Any]:
     """
     annotations: dict[str, Any] = {}
     for holder in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
-        annotations.update(inspect.get_annotations(holder))
+        annotations.update(annotations_of(holder))
     names = _names(owner)
     hints = {}
     for name, annotation in annotations.items():

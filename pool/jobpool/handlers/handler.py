@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from jobpool.errors import ConfigurationError, InvalidJob, check_seconds
 from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
-from jobpool.handlers.conversion import Mismatch, check_types
+from jobpool.handlers.conversion import Mismatch, check_types, signature
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
@@ -267,7 +267,7 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
         missing = ", ".join(sorted(cls.__abstractmethods__))  # type: ignore[attr-defined]
         raise ConfigurationError(f"{shown} is abstract: {missing} is not written")
     try:
-        inspect.signature(cls).bind()
+        signature(cls).bind()
     except TypeError as error:
         raise ConfigurationError(f"{shown} is made anew for each attempt, without arguments: {error}") from None
     except ValueError:
@@ -277,10 +277,10 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
     def function(*args: Any, **fields: Any) -> Any:
         return getattr(cls(), method)(*args, **fields)
 
-    signature = inspect.signature(getattr(cls, method))
-    own, *others = signature.parameters.values()
+    found = signature(getattr(cls, method))
+    own, *others = found.parameters.values()
     kept = [own] if own.kind is Parameter.VAR_POSITIONAL else []
-    function.__signature__ = signature.replace(parameters=[*kept, *others])  # type: ignore[attr-defined]
+    function.__signature__ = found.replace(parameters=[*kept, *others])  # type: ignore[attr-defined]
     function.__name__, function.__doc__ = cls.__name__, cls.__doc__
     return function
 
@@ -290,5 +290,5 @@ def _is_plain(cls: type, method: str) -> bool:
     found = inspect.getattr_static(cls, method, None)
     if not inspect.isfunction(found):
         return False
-    kinds = (parameter.kind for parameter in inspect.signature(found).parameters.values())
+    kinds = (parameter.kind for parameter in signature(found).parameters.values())
     return any(kind not in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for kind in kinds)

@@ -14,6 +14,7 @@ from typing import Any
 
 from jobpool.errors import ConfigurationError, Retry
 from jobpool.handlers.binding import F, place_of
+from jobpool.handlers.conversion import signature
 from jobpool.handlers.ending import hook_failed, told
 from jobpool.handlers.event_loop import awaited
 from jobpool.handlers.handler import Handler
@@ -62,7 +63,7 @@ class Hooks:
         if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
             raise ConfigurationError(f"{kind} takes a plain function, not {hook!r}")
         try:
-            inspect.signature(hook).bind(*GIVEN[kind])
+            signature(hook).bind(*GIVEN[kind])
         except TypeError as error:
             takes = ", ".join(GIVEN[kind])
             raise ConfigurationError(f"{kind} hook {place_of(hook)} must take ({takes}): {error}") from None

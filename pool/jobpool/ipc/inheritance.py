@@ -95,6 +95,10 @@ class Inheritance:
         if (module := sys.modules.get("multiprocessing.resource_tracker")) is not None:
             # With a tracker of its own, a child that attaches to shared memory of the app's would unlink it at its end.
             self._shared = {module._resource_tracker._fd} & self.of_app
+            with contextlib.suppress(AttributeError):  # else newer Pythons, such as 3.14.8, close it after a bare fork
+                module._fork_intent.preserve_fd = True
+        if (module := sys.modules.get("multiprocessing.forkserver")) is not None:
+            module._forkserver._forkserver_pid = None  # a child must start its own: it cannot wait for this one
         streams = writers()
         flush(streams)
         self.streams = [ref for ref in streams if _is_reopened(ref)]

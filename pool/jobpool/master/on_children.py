@@ -36,7 +36,7 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
-_STACKS = "Fatal Python error: ", "Current thread 0x", "Thread 0x", "Traceback (most recent call last):"
+_STACKS = "Fatal Python error: ", "Current thread", "Thread 0x", "Traceback (most recent call last):"
 """How the first lines of stacks begin that Python prints, or its fault handler when an import crashes."""
 
 _BY_ORDER = (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER, EndReason.CANCEL)

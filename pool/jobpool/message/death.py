@@ -103,7 +103,7 @@ class Death(Struct, frozen=True):
 
 def innermost(stack: str) -> list[str]:
     """Return the three last calls of a fault handler's stack, the deepest first, one line each."""
-    _, _, current = stack.rpartition("Current thread")
+    _, _, current = stack.rpartition("Current thread 0x")
     return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:3]
 
 

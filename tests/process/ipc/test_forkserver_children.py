@@ -206,6 +206,12 @@ def test_shared_memory_of_the_app_is_there_for_each_child_until_the_fork_server_
     assert not memory.exists()
 
 
+def test_a_child_starts_a_fork_server_of_multiprocessing_though_the_app_has_one() -> None:
+    with Nurse(app="starts_pythons_fork_server") as nurse:
+        child = nurse.bear()
+        assert child.ask("start_pythons_fork_server") in direct_children(child.pid)
+
+
 def test_what_the_app_itself_started_at_its_import_lives_until_the_fork_server_ends() -> None:
     with Nurse(app="meddles") as nurse:
         child = nurse.bear()

@@ -26,6 +26,20 @@ from jobpool_backends.sqlite.schema import is_current
 
 Open = Callable[..., SqliteBackend]
 
+LEFT_OPEN = """
+import gc, sys
+from jobpool.message.definition import JobDefinition
+from jobpool_backends.sqlite import SqliteBackend
+SqliteBackend(sys.argv[1]).enqueue(JobDefinition("report"))
+gc.collect()
+"""
+
+
+def test_what_a_program_has_left_open_is_closed_without_a_warning(path: Path) -> None:
+    command = [sys.executable, "-X", "dev", "-c", LEFT_OPEN, str(path)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr == ""
+
+
 # --- somebody else holds the lock --------------------------------------------------------------------------
 
 

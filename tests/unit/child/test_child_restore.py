@@ -26,7 +26,7 @@ def test_a_costly_look_comes_after_a_failure_and_else_ten_times_a_second() -> No
 
 
 PUTS_BACK = """
-import decimal, faulthandler, gc, logging, os, signal, sys, threading
+import cProfile, decimal, faulthandler, gc, logging, os, signal, sys, threading
 from jobpool.child.restore import ProcessState
 from jobpool.ipc.process_options import ASKS_STACK
 
@@ -37,6 +37,7 @@ def state():
         sys.getswitchinterval(), sys.get_int_max_str_digits(), gc.get_threshold(), threading.stack_size(),
         getattr(sys, "tracebacklimit", None), list(sys.argv), sys.stdin, list(sys.meta_path), list(sys.path_hooks),
         gc.get_debug(), threading.gettrace(), threading.getprofile(),
+        sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) if sys.version_info >= (3, 12) else sys.getprofile(),
         *map(signal.getsignal, (signal.SIGSEGV, signal.SIGABRT, signal.SIGWINCH, ASKS_STACK)),
         *(decimal.getcontext().traps.copy(), decimal.getcontext().Emax, decimal.getcontext().clamp),
     ]
@@ -60,6 +61,8 @@ sys.path_hooks.clear()
 gc.set_debug(gc.DEBUG_SAVEALL)
 threading.settrace(print)
 threading.setprofile(print)
+profile = cProfile.Profile()
+profile.enable()
 for number in signal.SIGSEGV, signal.SIGABRT, signal.SIGWINCH, ASKS_STACK:
     signal.signal(number, print)
 signal.set_wakeup_fd(os.open("/dev/ptmx", os.O_RDWR | os.O_NONBLOCK))
@@ -81,7 +84,7 @@ def test_scheduling_and_settings_of_the_interpreter_are_put_back_and_stacks_of_c
     line, _, stacks = told.stdout.partition("\n")
     asked, _, stack = stacks.partition("asked\n")
     one_core = len(os.sched_getaffinity(0)) == 1
-    assert line == f"'' True {[not one_core, *[True] * 22]} -1", told.stderr
+    assert line == f"'' True {[not one_core, *[True] * 23]} -1", told.stderr
     assert "Current thread" in asked
     assert "Segmentation fault" in stack
 

@@ -146,11 +146,16 @@ Current thread 0x00007f3b (most recent call first):
   File "deep.py", line 3 in c
   File "deep.py", line 2 in b
   File "deep.py", line 1 in a"""
+IN_C = """
+
+Current thread's C stack trace (most recent call first):
+  Binary file "python", at _Py_DumpStack+0x4a [0x499c1d]"""  # from Python 3.14 on
 
 
 def test_the_innermost_calls_are_those_of_the_thread_that_crashed() -> None:
     for case, stack, calls in [
         ("crash", DUMP, [f'File "deep.py", line {n} in {c}' for n, c in ((4, "d"), (3, "c"), (2, "b"))]),
+        ("crash, with C code", DUMP + IN_C, innermost(DUMP)),
         ("no thread is named", '  File "a.py", line 1 in a', ['File "a.py", line 1 in a']),
         ("none", "", []),
     ]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import socket
@@ -28,6 +27,7 @@ from jobpool.contrib.django.framework import (
     task_finished,
     task_started,
 )
+from jobpool.handlers.conversion import signature
 from jobpool.message.envelope import decode
 from jobpool.message.masking import Masker
 from jobpool.message.results import JobState, JobStatus
@@ -75,7 +75,7 @@ def check_arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """Raise `TypeError` if the task's function cannot be called with these arguments; the text names the task."""
     context = (None,) if task.takes_context else ()
     try:
-        inspect.signature(task.func).bind(*context, *args, **kwargs)
+        signature(task.func).bind(*context, *args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{task.module_path}: {error}") from None
 
