@@ -285,12 +285,8 @@ class QueueClient:
             self._giving_back.cancel()
         self.stop_waiting()
         await self.give_back()
-        channels: list[Channel[Any]] = [
-            self.sending,
-            self.management,
-            self.dead,
-            *(one.channel for one in self.receivers),
-        ]
+        receivers = (receiver.channel for receiver in self.receivers)
+        channels: tuple[Channel[Any], ...] = self.sending, self.management, self.dead, *receivers
         await asyncio.gather(*(channel.close() for channel in channels))
 
     async def _give_back_later(self) -> None:

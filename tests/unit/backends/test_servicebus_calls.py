@@ -399,8 +399,13 @@ def test_nothing_is_left_open_and_closing_is_quick(peer: PeerThread, queue: str)
     [lease] = fetch_all(backend, queue, 1)
     assert backend.renew(lease, 30.0)
     assert backend.wait_any([queue], 5.0) == queue
+    assert backend.stats(queue).dead == 0
+    client = backend.namespace.queue(queue)
+    channels = client.sending, client.management, client.dead, client.receivers[0].channel
+    assert None not in [channel._handler for channel in channels]
     started = time.monotonic()
     backend.close()
     assert time.monotonic() - started < 15.0
+    assert [channel._handler for channel in channels] == [None] * 4, "the SDK's own close would wait for a silent one"
     wait_until(lambda: peer.control.connections() <= before, limit=10.0)
     assert (counts(peer, queue).ready, counts(peer, queue).locked) == (1, 1)
