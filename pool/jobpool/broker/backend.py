@@ -381,7 +381,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     @property
     def has_control(self) -> bool:
         """Return whether there are `control_keys`."""
-        return not (self._keys is self._lent is self.borrow is None)
+        return any(each is not None for each in (self._keys, self._lent, self.borrow))
 
     def _lacks(self, lack: str, choice: str) -> Unsupported:
         return Unsupported(f"{self.scheme}:// {lack} (Capabilities.key_store): choose a backend {choice}")
