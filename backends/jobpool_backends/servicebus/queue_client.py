@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -284,6 +284,9 @@ class QueueClient:
         if self._giving_back is not None:
             self._giving_back.cancel()
         self.stop_waiting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_LIMIT_S), self._turn:  # once the wait has brought what it got
+                pass
         await self.give_back()
         receivers = (receiver.channel for receiver in self.receivers)
         channels: tuple[Channel[Any], ...] = self.sending, self.management, self.dead, *receivers

@@ -409,3 +409,4 @@ def test_nothing_is_left_open_and_closing_is_quick(peer: PeerThread, queue: str)
     assert [channel._handler for channel in channels] == [None] * 4, "the SDK's own close would wait for a silent one"
     wait_until(lambda: peer.control.connections() <= before, limit=10.0)
     assert (counts(peer, queue).ready, counts(peer, queue).locked) == (1, 1)
+    assert backend.wait_any([queue], 5.0) is None
