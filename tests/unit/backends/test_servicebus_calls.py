@@ -324,7 +324,7 @@ def test_a_call_that_broke_off_says_how_many_jobs_of_all_its_queues_were_sent(
         ("amqp:resource-limit-exceeded", "is full"),
         (SERVER_BUSY, "is busy"),
         ("amqp:internal-error", r"broke off: .*internal-error\.\)$"),
-        ("amqp:unauthorized-access", "needs the rights Send and Listen"),
+        ("amqp:unauthorized-access", "Send and Listen are needed"),
     ],
 )
 def test_a_queue_that_takes_no_copies_holds_up_no_ack(
