@@ -46,8 +46,7 @@ Worked = TypeVar("Worked")
 
 
 def credential() -> Any:
-    """Return a credential for the SDK. No I/O. Raises as `require`."""
-    require()
+    """Return a credential for the SDK. No I/O. Call `require` before."""
     from azure.identity import DefaultAzureCredential  # an extra
 
     return _OnAThread(DefaultAzureCredential())

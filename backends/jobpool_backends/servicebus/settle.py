@@ -72,7 +72,7 @@ class Settler:
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers, in order.
 
-        Raises WriteRefused: some copies were refused, and its `answers` are those of the others. Raises
+        Raises WriteRefused: some copies could not be sent, and its `answers` are those of the others. Raises
         BackendUnavailable: the same call again goes on with those without an answer.
         """
         answers = self._partial.pop(call_id, {})
