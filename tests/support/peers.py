@@ -95,6 +95,7 @@ class SharedNamespace(Namespace):
         self._shared = shared
         self._named: set[str] = set()
         self.probed: set[str] = set()
+        self.closed = False
 
     def queue(self, name: str) -> QueueClient:
         client = self._shared.queue(name)
@@ -109,7 +110,11 @@ class SharedNamespace(Namespace):
         return sorted(self._named - self.probed)
 
     def close(self) -> None:
-        pass
+        """End the waits, and give back what came for them."""
+        self.closed = True
+        for client in map(self._shared.queue, self._named):
+            client.stop_waiting()
+            self._shared.call(client.give_back())
 
 
 def shared_hub(connection_string: str) -> Namespace:

@@ -52,7 +52,8 @@ _MEANINGS = {
         "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it"
     ),
     greenstalk.InternalError: take_no_writes(
-        "reports an internal error, as a rule a binlog that cannot be written: check its disk and its log"
+        "reports an internal error, as a rule a full disk of its binlog: make room, then restart it, for until then it"
+        " hides the job that it failed at"
     ),
     greenstalk.JobTooBigError: Meaning(
         InvalidJob,

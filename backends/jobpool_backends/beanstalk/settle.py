@@ -210,6 +210,8 @@ class Settler:
         for held, numbers in put.items():
             plan = call.plans[held]
             answer = told.get(held)  # None: it was not sent, because the lease had ended
+            if isinstance(answer, greenstalk.OutOfMemoryError):  # of a release with a delay: the job is hidden
+                answer = greenstalk.InternalError()
             broken = isinstance(answer, JobpoolError | greenstalk.InternalError)
             done = isinstance(answer, tuple) and answer[0] == _DONE[plan.end.partition(b" ")[0]]
             if done or (broken and plan.stands):

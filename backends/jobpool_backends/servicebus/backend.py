@@ -55,15 +55,14 @@ class ServiceBusBackend(QueueBackend):
         self._locks = Locks(namespace.address, self.clock)
         self._charges = NativeReaping()
         producer = Producer(namespace, self.clock)
-        waiter = Waiter(namespace)
         self._fetch = Fetcher(namespace, self.leases, self._locks, self.scheme).fetch
         self._inspector = inspector = Inspector(namespace, self.leases, self.clock)
         self._enqueue = producer.add
-        self._wait_any = waiter.wait_any
+        self._wait_any = Waiter(namespace).wait_any
         settler = Settler(namespace, self.leases, self._locks, producer, self._charges, self.clock)
         self._settle, self._renew = settler.settle, settler.renew
         self._bulk = BulkChanger(namespace, producer, inspector).bulk
-        self._closers = (waiter.close, self.leases.clear, namespace.close)
+        self._closers = (self.leases.clear, namespace.close)
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:

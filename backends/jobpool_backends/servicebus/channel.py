@@ -58,6 +58,7 @@ class Channel(Generic[H]):
         """
         give_up = time.monotonic() + self.address.timeout if deadline is None else deadline
         pause = 0.05
+        trouble: Exception | None = None  # says more than that the time is over
         async with self.lock:
             if time.monotonic() >= give_up:  # others took all the time: no fault of the handler's
                 raise self._explain(TimeoutError())
@@ -71,10 +72,12 @@ class Channel(Generic[H]):
                 except FINAL as error:
                     if not (was_let_in and isinstance(error, NOT_LET_IN)):
                         raise self._explain(error) from None
+                    trouble = error
                 except Exception as error:  # noqa: BLE001 - explained, without a chain that hides the sentence
+                    trouble = trouble if trouble and isinstance(error, TimeoutError) else error
                     late = time.monotonic() + pause >= give_up
                     if late or not (patiently or is_stale) or is_refused(error):
-                        raise self._explain(error) from None
+                        raise self._explain(trouble) from None
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
 

@@ -30,7 +30,7 @@ SOUND = (*_REFUSED, sdk.ServiceBusServerBusyError)
 FINAL = (*_REFUSED, *NOT_LET_IN, sdk.MessagingEntityNotFoundError, sdk.MessagingEntityDisabledError)
 _REFUSED_KEY = (
     "refuses the key: mend SharedAccessKeyName and SharedAccessKey in the connection string (the Azure portal shows"
-    " them under shared access policies); the policy needs the rights Send and Listen"
+    " them under shared access policies), or its SharedAccessSignature, which ends; Send and Listen are needed"
 )
 _NOBODY = (
     "cannot be entered, for azure-identity found nobody to be here: run `az login`, use a managed identity, or set"

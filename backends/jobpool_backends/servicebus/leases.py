@@ -18,7 +18,6 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from msgspec import Struct
 
@@ -29,7 +28,7 @@ from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.internals import log
 from jobpool_backends.servicebus.namespace import Namespace
-from jobpool_backends.servicebus.queue_client import GIVE_BACK_LIMIT_S, Delivery, QueueClient
+from jobpool_backends.servicebus.queue_client import Delivery, QueueClient
 from jobpool_backends.servicebus.records import Record, read
 from jobpool_backends.shared import MICRO
 
@@ -209,30 +208,17 @@ class Waiter:
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._missing: dict[str, tuple[float, ConfigurationError]] = {}
-        self._waited: set[str] = set()
-        self._closed = False
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Return one that has something to take; None after `timeout` seconds. Raises if none of them is there."""
         clients = [self._namespace.queue(queue) for queue in dict.fromkeys(queues)]
-        self._waited.update(queues)
-        if self._closed:
-            return None
         limit, spare = max(0.0, timeout), self._namespace.address.timeout
-        return self._namespace.call(self._wait_any(clients, time.monotonic() + limit), limit + spare)
-
-    def close(self) -> None:
-        """End the waits of others, and give back messages that came for them and were never fetched. No more waits."""
-        self._closed = True
-        waited, self._waited = self._waited, set()
-        if waited:
-            with suppress(BackendUnavailable, ConfigurationError):  # the second in a forked child
-                self._namespace.call(self._leave([self._namespace.queue(name) for name in waited]), GIVE_BACK_LIMIT_S)
-
-    async def _leave(self, clients: Sequence[QueueClient]) -> None:
-        for client in clients:
-            client.stop_waiting()
-        await asyncio.gather(*(client.give_back() for client in clients), return_exceptions=True)
+        try:
+            return self._namespace.call(self._wait_any(clients, time.monotonic() + limit), limit + spare)
+        except BackendUnavailable:
+            if not self._namespace.closed:
+                raise
+            return None
 
     async def _wait_any(self, clients: Sequence[QueueClient], deadline: float) -> str | None:
         now = time.monotonic()
@@ -271,7 +257,7 @@ class Waiter:
 
     async def _wait_one(self, client: QueueClient, deadline: float, stop: asyncio.Event) -> bool:
         def unwanted() -> bool:
-            return stop.is_set() or self._closed or client.closed
+            return stop.is_set() or self._namespace.closed or client.closed
 
         while not unwanted():
             now = time.monotonic()

@@ -46,8 +46,7 @@ Worked = TypeVar("Worked")
 
 
 def credential() -> Any:
-    """Return a credential for the SDK. No I/O. Raises as `require`."""
-    require()
+    """Return a credential for the SDK. No I/O. Call `require` before."""
     from azure.identity import DefaultAzureCredential  # an extra
 
     return _OnAThread(DefaultAzureCredential())
@@ -65,7 +64,10 @@ def require() -> None:
 
 
 class _OnAThread:
-    """A blocking credential for a client that awaits it: azure-identity's own needs one more HTTP library."""
+    """A blocking credential for a client that awaits it: azure-identity's own needs one more HTTP library.
+
+    The SDK asks for tokens, and leaves the closing to others.
+    """
 
     def __init__(self, blocking: Any) -> None:
         self._blocking = blocking
@@ -73,15 +75,6 @@ class _OnAThread:
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
         token: AccessToken = await asyncio.to_thread(self._blocking.get_token, *scopes, **options)
         return token
-
-    async def close(self) -> None:
-        self._blocking.close()
-
-    async def __aenter__(self) -> _OnAThread:
-        return self
-
-    async def __aexit__(self, *about: object) -> None:
-        await self.close()
 
 
 def _is_news(record: logging.LogRecord) -> bool:

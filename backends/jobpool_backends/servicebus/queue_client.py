@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -284,13 +284,12 @@ class QueueClient:
         if self._giving_back is not None:
             self._giving_back.cancel()
         self.stop_waiting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_LIMIT_S), self._turn:  # once the wait has brought what it got
+                pass
         await self.give_back()
-        channels: list[Channel[Any]] = [
-            self.sending,
-            self.management,
-            self.dead,
-            *(one.channel for one in self.receivers),
-        ]
+        receivers = (receiver.channel for receiver in self.receivers)
+        channels: tuple[Channel[Any], ...] = self.sending, self.management, self.dead, *receivers
         await asyncio.gather(*(channel.close() for channel in channels))
 
     async def _give_back_later(self) -> None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import NewMessage, Reaped
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable, WriteRefused
+from jobpool.errors import OUTAGES, AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.reaping import NativeReaping
@@ -72,7 +72,7 @@ class Settler:
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers, in order.
 
-        Raises WriteRefused: some copies were refused, and its `answers` are those of the others. Raises
+        Raises WriteRefused: some copies could not be sent, and its `answers` are those of the others. Raises
         BackendUnavailable: the same call again goes on with those without an answer.
         """
         answers = self._partial.pop(call_id, {})
@@ -153,12 +153,12 @@ class Settler:
         plan.reaped = Reaped(record.id, held.queue, record.crashes, record.cause, dead)
         return plan
 
-    def _carry_out(self, plans: Sequence[Plan]) -> WriteRefused | None:
-        """Give each plan its answer, if one is known; return why copies of some were refused."""
+    def _carry_out(self, plans: Sequence[Plan]) -> JobpoolError | None:
+        """Give each plan its answer, if one is known; return why copies of some were not sent."""
         left = max(plan.held.expires_at for plan in plans) - self._clock.boot()
         limit = min(self._namespace.address.timeout, max(left, MIN_CALL_TIME_S))
         try:
-            return self._namespace.call(self._send_and_settle(plans, time.monotonic() + limit), 2 * limit)
+            return self._namespace.call(self._send_and_settle(plans, limit), 2 * limit)
         finally:
             for plan in plans:
                 if plan.answer is None:
@@ -166,26 +166,29 @@ class Settler:
                 elif plan.reaped is not None and plan.answer:
                     self._charges.add(plan.reaped)
 
-    async def _send_and_settle(self, plans: Sequence[Plan], deadline: float) -> WriteRefused | None:
+    async def _send_and_settle(self, plans: Sequence[Plan], limit: float) -> JobpoolError | None:
         refused = await self._send_copies(plans)
-        ready = [plan for plan in plans if not plan.copies or plan.held.copied]  # those that need no refused copy
+        deadline = time.monotonic() + limit
+        ready = [plan for plan in plans if not plan.copies or plan.held.copied]  # those that lack no copy
         parts = grouped(ready, lambda plan: plan.held.delivery.receiver).items()
         await _all([self._settle_part(receiver, theirs, deadline) for receiver, theirs in parts])
         return refused
 
-    async def _send_copies(self, plans: Sequence[Plan]) -> WriteRefused | None:
+    async def _send_copies(self, plans: Sequence[Plan]) -> JobpoolError | None:
         """Send the copies queue by queue, first to queues more likely to be missing: nothing was fetched from them.
 
-        A queue that takes nothing for now holds up no other; why it does not is returned.
+        A queue that takes nothing for now holds up no other, and no ack; why it does not is returned.
         """
-        refused = None
+        refused: JobpoolError | None = None
         new = [plan for plan in plans if plan.copies and not plan.held.copied]
         own = {plan.held.queue for plan in new}
         for queue in sorted({copy.queue for plan in new for copy in plan.copies}, key=own.__contains__):
             theirs = [copy for plan in new for copy in plan.copies if copy.queue == queue]
             try:
                 await self._producer.send(theirs, patiently=True)
-            except WriteRefused as error:
+            except OUTAGES as error:
+                if isinstance(error, AccessRefused) and queue not in own:
+                    raise  # the caller may leave out what a settlement brings along
                 refused = error
                 continue
             for plan in new:

@@ -76,6 +76,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     capabilities: ClassVar[Capabilities]
     credential_variables: tuple[str, ...] = ()  # of the environment: a pool keeps these from its children
     only_queue: str | None = None  # the one queue that the URL is good for; None = any
+    borrow: Callable[[], QueueBackend] | None = None  # opens the broker of the option `state`; None = it has none
 
     _enqueue: parts.Enqueue
     _enqueue_in: parts.EnqueueIn
@@ -351,13 +352,20 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
         Raises `Unsupported` where there is neither.
         """
-        if self._lent is None and self._keys is None:
+        keys = self._control()._keys
+        if keys is None:
             raise self._lacks("keeps no keys", "with a key store, or lend it that of another by ?state=URL")
-        return self.keys if self._lent is None else self._lent.keys
+        return keys
 
     def control_time(self) -> float:
         """Return Unix time on the clock of `control_keys`; blocks and raises as `BrokerTime.now`."""
-        return (self._lent or self).time.now()
+        return self._control().time.now()
+
+    def _control(self) -> QueueBackend:
+        """Return the broker of `control_keys`; open the one to `borrow` from if it did not answer so far."""
+        if self._lent is None and self.borrow is not None:
+            self.lend(self.borrow())
+        return self._lent or self
 
     def lend(self, state: QueueBackend) -> None:
         """Use the key store of `state` for `control_keys`, and close it with this backend.
@@ -373,7 +381,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     @property
     def has_control(self) -> bool:
         """Return whether there are `control_keys`."""
-        return self._keys is not None or self._lent is not None
+        return any(each is not None for each in (self._keys, self._lent, self.borrow))
 
     def _lacks(self, lack: str, choice: str) -> Unsupported:
         return Unsupported(f"{self.scheme}:// {lack} (Capabilities.key_store): choose a backend {choice}")

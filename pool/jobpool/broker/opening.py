@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import ConfigFile, find_config, sqlite_url
 from jobpool.broker.finding import Finding, Level
 from jobpool.clock import Clock
-from jobpool.errors import ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import nearest_word
 from jobpool.message.signing import EnvelopeSigner, Key
@@ -101,7 +102,9 @@ def open_backend(
     try:
         _check_parts(url, backend)
         if state:
-            backend.lend(open_backend(state, clock=clock))
+            backend.borrow = partial(open_backend, state, clock=clock)
+            with suppress(BackendUnavailable):  # nobody needs it to enqueue
+                backend.lend(backend.borrow())
     except BaseException:
         backend.close()
         raise

@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
+import greenstalk
 import pytest
 from beanstalk_clients import AT_ONCE, Clients, one
 from support.jobs import QUEUE, a_job
@@ -16,6 +17,7 @@ from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.settlement import Abandon, Ack, Nack, Settled, Settlement
 from jobpool_backends.beanstalk.connection import Held
+from jobpool_backends.beanstalk.connections import Answers, Connections
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
 from jobpool_backends.beanstalk.settle import Call
 
@@ -109,6 +111,22 @@ def test_in_drain_mode_a_message_that_crashed_is_handed_out_with_its_crash(drain
     assert sorted(lease.crashes for lease in found) == [0] * 8 + [1]
     assert all(backend.settle_many([(lease, Ack()) for lease in found]))
     assert backend.reap(QUEUE, AT_ONCE) == [], "it was not charged for good"
+
+
+def test_a_job_that_a_full_binlog_hides_at_its_release_is_told(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """beanstalkd 1.12 has taken it from its connection before it looks for room for the delay."""
+    backend = clients.open()
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+
+    def refuse(_: Connections, helds: Sequence[Held], *_more: object, **_named: object) -> Answers:
+        return dict.fromkeys(helds, greenstalk.OutOfMemoryError())
+
+    monkeypatch.setattr(Connections, "send_each", refuse)
+    with pytest.raises(WriteRefused, match=r"make room, then restart it, for until then it hides"):
+        backend.release(lease, 60.0)
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------

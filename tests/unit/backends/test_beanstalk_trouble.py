@@ -47,7 +47,7 @@ def test_refusals() -> None:
         (greenstalk.DrainingError(), BackendUnavailable, "drain mode.*SIGUSR1.*Restart it"),
         (greenstalk.OutOfMemoryError(), BackendUnavailable, "out of memory or disk: give it more"),
         (greenstalk.BuriedError(), BackendUnavailable, "buried a job.*kick it"),
-        (greenstalk.InternalError(), BackendUnavailable, "check its disk"),
+        (greenstalk.InternalError(), BackendUnavailable, "full disk.*make room, then restart it"),
         (greenstalk.JobTooBigError(), InvalidJob, "as big as this: make its payload smaller, or .* -z"),
         (greenstalk.BadFormatError(), ConfigurationError, "check the option tube_prefix"),
         (greenstalk.UnknownCommandError(), ConfigurationError, "reserve-job.*upgrade it to beanstalkd 1.12"),

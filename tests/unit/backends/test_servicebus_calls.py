@@ -50,6 +50,14 @@ def other(peer: PeerThread) -> Iterator[ServiceBusBackend]:
     backend.close()
 
 
+@pytest.fixture
+def brief(peer: PeerThread) -> Iterator[ServiceBusBackend]:
+    """A client that does not wait for long."""
+    backend = ServiceBusBackend.from_url(peer.connection_string, timeout=2.0)
+    yield backend
+    backend.close()
+
+
 @pytest.fixture(scope="module")
 def shared_queue(peer: PeerThread) -> str:
     return make_queue(peer)
@@ -310,10 +318,19 @@ def test_a_call_that_broke_off_says_how_many_jobs_of_all_its_queues_were_sent(
     assert [backend.ack(lease) for lease in fetch_all(backend, queue)] == [Settled.OK] * 2
 
 
-@pytest.mark.parametrize(("condition", "told"), [("amqp:resource-limit-exceeded", "is full"), (SERVER_BUSY, "is busy")])
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("amqp:resource-limit-exceeded", "is full"),
+        (SERVER_BUSY, "is busy"),
+        ("amqp:internal-error", r"broke off: .*internal-error\.\)$"),
+        ("amqp:unauthorized-access", "Send and Listen are needed"),
+    ],
+)
 def test_a_queue_that_takes_no_copies_holds_up_no_ack(
-    peer: PeerThread, backend: ServiceBusBackend, queue: str, condition: str, told: str
+    peer: PeerThread, brief: ServiceBusBackend, queue: str, condition: str, told: str
 ) -> None:
+    backend = brief
     backend.enqueue_many([a_job(queue) for _ in range(3)])
     leases = fetch_all(backend, queue)
     work: list[tuple[JobLease, Settlement]] = list(zip(leases, (Ack(), Nack(error="boom"), Ack()), strict=True))
@@ -382,8 +399,14 @@ def test_nothing_is_left_open_and_closing_is_quick(peer: PeerThread, queue: str)
     [lease] = fetch_all(backend, queue, 1)
     assert backend.renew(lease, 30.0)
     assert backend.wait_any([queue], 5.0) == queue
+    assert backend.stats(queue).dead == 0
+    client = backend.namespace.queue(queue)
+    channels = client.sending, client.management, client.dead, client.receivers[0].channel
+    assert None not in [channel._handler for channel in channels]
     started = time.monotonic()
     backend.close()
     assert time.monotonic() - started < 15.0
+    assert [channel._handler for channel in channels] == [None] * 4, "the SDK's own close would wait for a silent one"
     wait_until(lambda: peer.control.connections() <= before, limit=10.0)
     assert (counts(peer, queue).ready, counts(peer, queue).locked) == (1, 1)
+    assert backend.wait_any([queue], 5.0) is None

@@ -45,7 +45,7 @@ def test_an_error_is_a_sentence() -> None:
         ),
         (sdk.MessagingEntityDisabledError(), WriteRefused, "queue 'mails' is disabled: enable it there"),
         (sdk.ServiceBusAuthenticationError(), AccessRefused, "refuses the key: mend SharedAccessKeyName and"),
-        (sdk.ServiceBusAuthorizationError(), AccessRefused, "needs the rights Send and Listen"),
+        (sdk.ServiceBusAuthorizationError(), AccessRefused, "Send and Listen are needed"),
         (sdk.ServiceBusQuotaExceededError(), WriteRefused, "queue 'mails' is full, or the namespace has no"),
         (sdk.ServiceBusServerBusyError(), BackendUnavailable, "is busy and asks to wait some seconds"),
         (sdk.MessageSizeExceededError(), InvalidJob, "make its payload smaller"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 from calling import Jobpool
 from support.jobs import a_job, numbered
 from support.servers import fresh_name, shared_beanstalk
+from support.servers.ports import free_port
 from support.waiting import wait_until
 
 from jobpool.broker import control
@@ -18,6 +20,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import MessageFilter, Verb
+from jobpool.errors import BackendUnavailable
 
 
 @pytest.fixture
@@ -119,6 +122,17 @@ def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: J
     said = ask("result", waiting, "--timeout", "5s", code=3).stderr
     assert "shows dead letters alone, so nobody can tell whether a job has ended" in said
     assert "(timeout): too slow" in ask("result", dead, code=1).stderr
+
+
+def test_a_state_that_does_not_answer_yet_is_opened_once_it_is_asked(url: str, tmp_path: Path) -> None:
+    with closing(open_backend(f"{url}&state=redis://127.0.0.1:{free_port()}")) as backend:
+        backend.enqueue(a_job())
+        assert backend.has_control
+        with pytest.raises(BackendUnavailable, match="Redis"):
+            control.pause(backend, "reports")
+        backend.borrow = partial(open_backend, f"sqlite:///{tmp_path}/state.db")  # as if it had come up
+        control.pause(backend, "reports")
+        assert control.read(backend).paused.keys() == {"reports"}
 
 
 def test_a_cancel_by_a_lent_store_is_for_jobs_enqueued_before_it_and_knows_dead_letters(
