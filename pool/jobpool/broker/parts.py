@@ -45,7 +45,10 @@ Edits = Callable[[Sequence[Edit], str], list[Edited]]
 
 
 class Results(Protocol):
-    """The part that looks for kept results. An `Ack` with one keeps it in its own step; at its end it is gone."""
+    """The part that looks for kept results. An `Ack` with one keeps it in its own step.
+
+    At its end it is gone, and as soon as its id is given to another job.
+    """
 
     def get(self, idents: Sequence[str], /) -> dict[str, bytes]:
         """Return the records that are kept, by the ids of their jobs."""
