@@ -249,11 +249,11 @@ def _jobs(backend: QueueBackend, where: MessageFilter) -> Iterator[tuple[str, ..
 
 
 class _Cancels:
-    """One call's view of the jobs that it cancels. `marked`: those for which a mark was left."""
+    """One call's view of the jobs that it cancels. `marked`: the marks that were left, by the ids of their jobs."""
 
     def __init__(self, backend: QueueBackend, purge: bool) -> None:
         self._backend, self._purge = backend, purge
-        self.marked: set[str] = set()
+        self.marked: dict[str, Mark] = {}
 
     def step(self, ident: str) -> Cancel | None:
         """Do what can be done for it now; return the answer, or None: look again."""
@@ -273,13 +273,14 @@ class _Cancels:
         if message.state is not State.LEASED:
             where = MessageFilter(ids=(ident,), states=UNHELD)
             return Cancel.CANCELLED if backend.bulk(where, _verb(self._purge), limit=1) else None
-        if ident not in self.marked:
-            self._mark(ident, Mark(message.enqueued_at, message.deliveries))
+        mark = Mark(message.enqueued_at, message.deliveries)
+        if self.marked.get(ident) != mark:  # a job that has moved is enqueued anew
+            self._mark(ident, mark)
         return None
 
     def _mark(self, ident: str, mark: Mark) -> None:
         self._backend.control_keys.put_records(ASKED, {CANCEL + ident: json.encode(mark)}, MARKED_S)
-        self.marked.add(ident)
+        self.marked[ident] = mark
 
     def _dead(self, message: Message) -> Cancel:
         if message.reason != CANCELLED:
