@@ -197,7 +197,9 @@ class AttemptRunner:
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
-            return Attempt(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
+            interrupt = raised if isinstance(raised, KeyboardInterrupt) else None
+            error, suspect = ending.named(raised), ending.is_suspect(raised)
+            return Attempt(ResultKind.FAILED, error=error, suspect=suspect, exception=interrupt)
         return attempt  # type: ignore[return-value]
 
     def _end(self, attempt: Attempt, job: JobToRun) -> None:
