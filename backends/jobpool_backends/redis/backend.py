@@ -97,8 +97,8 @@ class RedisBackend(QueueBackend):
         return cls(link, prefix=address.prefix, caps=address.caps, **common)
 
     def ping(self) -> None:
-        """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
-        self._link.call("PING")
+        """Ask the server, or any of a cluster, for a sign of life. Raises BackendUnavailable. One round trip."""
+        self._link.ping()
 
     def prepare(self) -> None:
         """Check that the server is one that jobpool can use; there is nothing to make."""
