@@ -1,4 +1,4 @@
-"""The outcome of an attempt, from a child's answer or death, and its count once it is settled. Pure."""
+"""Classification of an attempt: its outcome, from a child's answer or death, and its count once settled. Pure."""
 
 from __future__ import annotations
 
