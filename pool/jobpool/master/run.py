@@ -38,7 +38,7 @@ from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
 from jobpool.message.masking import Masker
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool.policy.limits import Limits
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
@@ -211,7 +211,7 @@ def _master(
     neighbourhood: Neighbourhood,
 ) -> Master:
     count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
-    reaping, inspector = ReapPolicy(settings.max_crashes), Inspector(signer, settings.queue_handlers)
+    reaping, inspector = ReapPolicy(settings.max_crashes), LeaseInspector(signer, settings.queue_handlers)
     settle_thread = SettleThread(
         backend,
         settings.queue_names,
