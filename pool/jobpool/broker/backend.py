@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
+from msgspec.structs import replace
+
 from jobpool.broker import control, parts, tracking
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
@@ -415,7 +417,8 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         if verb in (Verb.RETRY, Verb.RESUME) and self.has_control:
             with suppress(*OUTAGES):  # of a lent key store, which must not hold this up
                 control.unmark_dead(self, where)
-        return self._bulk(where, verb, limit)
+        states = tuple(state for state in verb.meets if not where.states or state in where.states)
+        return self._bulk(replace(where, states=states), verb, limit) if states else 0
 
     def edit_many(self, edits: Sequence[Edit], call_id: str | None = None) -> list[Edited]:
         """Edit messages that wait or are delayed, each in one atomic conditional step; return an answer each, in order.
