@@ -197,13 +197,12 @@ class MemoryBackend(QueueBackend):
 
     def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         store = self._store
-        verbs = {
+        touch = {
             Verb.DELETE: store.remove,
             Verb.RETRY: store.retry,
             Verb.RESUME: store.resume,
             Verb.CANCEL: store.cancel,
-        }
-        touch = verbs[verb]
+        }[verb]
         with self._turn.step():
             matching = (one for one in store.matching(where) if one.handler or verb is not Verb.CANCEL)
             found = list(islice(matching, limit))

@@ -100,10 +100,6 @@ class RedisBackend(QueueBackend):
         """Ask the server, or any of a cluster, for a sign of life. Raises BackendUnavailable. One round trip."""
         self._link.ping()
 
-    def prepare(self) -> None:
-        """Check that the server is one that jobpool can use; there is nothing to make."""
-        checks.check_version(self._link)
-
     def diagnose(self) -> list[Finding]:
         """Check what the server's settings can lose, and that it takes writes."""
         return [*checks.diagnose(self._link), *checks.try_to_write(self._link, self._prefix)]

@@ -26,9 +26,7 @@ for _, write in ipairs({{'SET', '1', 'PX', 1000}, {'HSET', 'a', 1}, {'ZADD', 1, 
     redis.call('DEL', KEYS[1])
 end
 """)
-_SILENT = Finding(
-    _WRITES, Level.PROBLEM, "no answer", "its queues stand still", "bring it back (redis-cli --cluster check)"
-)
+_SILENT = Finding(_WRITES, Level.PROBLEM, "no answer", "its queues stand still", "bring it back")
 _NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
 
 _EVICTED = {

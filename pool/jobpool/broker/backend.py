@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from jobpool.broker import control, parts, tracking
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
-from jobpool.broker.finding import Finding, cautions_of
+from jobpool.broker.finding import Finding
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_batch, pack_once
 from jobpool.broker.values import (
@@ -524,10 +524,6 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def diagnose(self) -> list[Finding]:
         """Return findings, good and bad, of what the broker's settings can lose or slow down. A few round trips."""
         return []
-
-    def cautions(self) -> list[str]:
-        """Return the sentences of what `diagnose` finds to be bad, each with its mend."""
-        return cautions_of(self.diagnose())
 
     def broker_time(self) -> float | None:
         """Return Unix time on the broker's own clock; None when that is this machine's."""

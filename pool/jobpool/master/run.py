@@ -15,6 +15,7 @@ from setproctitle import setproctitle
 
 from jobpool import __version__
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import cautions_of
 from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -100,7 +101,7 @@ def run_pool(
         broker = wrap(broker) if wrap else broker
         check_compatibility(settings, broker)
         broker.ping()
-        for caution in broker.cautions():
+        for caution in cautions_of(broker.diagnose()):
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with _new_board(settings) as board:
             neighbours = neighbourhood or Neighbourhood()

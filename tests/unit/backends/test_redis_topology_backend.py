@@ -19,6 +19,7 @@ from support.servers.redis_sentinel import SentinelGroup
 from support.waiting import patiently, wait_until
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import cautions_of
 from jobpool.broker.opening import open_backend
 from jobpool.broker.packing import brought_by
 from jobpool.errors import BackendUnavailable
@@ -130,7 +131,10 @@ def test_a_node_that_is_down_with_the_list_of_queues_holds_up_no_other(
         producer.enqueue(a_job(queue=first))
         [lease] = take(open_one(timeout=0.5, connect_timeout=0.5), first)
         producer.ping()
-        assert any(f":{node.port}: no answer: its queues stand still" in caution for caution in producer.cautions())
+        assert any(
+            f":{node.port}: no answer: its queues stand still" in caution
+            for caution in cautions_of(producer.diagnose())
+        )
         assert producer.settle_many([(lease, Ack((a_job(queue=second),)))]) == [Settled.OK]
         assert waiting(producer, [second]) == [1]
     assert patiently(pool.queues) == []

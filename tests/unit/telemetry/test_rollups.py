@@ -17,7 +17,6 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.outcome import OUTCOMES
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram, MemoryMetrics, Series
 from jobpool.telemetry.metrics.rollup import (
-    HOUR,
     MINUTE,
     RollupThread,
     Row,
@@ -30,6 +29,7 @@ from jobpool.telemetry.metrics.rollup import (
     summed,
 )
 
+HOUR = 3600
 NOON = 1_790_000_040
 """A whole minute."""
 
