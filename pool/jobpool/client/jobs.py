@@ -155,8 +155,7 @@ class Jobs:
             )
         else:
             send = partial(self.backend.enqueue_in, connection)
-        ids: list[str] = []
-        with _counting(ids):
+        with _counting() as ids:
             for batch in job_batches(jobs):
                 ids += [JobHandle(ident, self) for ident in send(batch)]
         return ids
@@ -177,8 +176,7 @@ class Jobs:
 
         `jobs` is read in the event loop's thread, a batch at a time. A cancellation leaves out the batches to come.
         """
-        ids: list[str] = []
-        with _counting(ids):
+        with _counting() as ids:
             for batch in job_batches(jobs):
                 ids += await producer.on_thread(partial(self.enqueue_many, batch))
         return ids
@@ -477,10 +475,11 @@ def _ids(idents: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def _counting(ids: Sequence[str]) -> Iterator[None]:
-    """Note on what is raised here how many jobs have gone before it."""
+def _counting() -> Iterator[list[str]]:
+    """Yield a list for the ids of jobs. Note on what is raised meanwhile how many there are."""
+    ids: list[str] = []
     try:
-        yield
+        yield ids
     except BaseException as error:
         if ids:
             error.add_note(f"{len(ids)} jobs were enqueued before it")

@@ -17,6 +17,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.outcome import OUTCOMES
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram, MemoryMetrics, Series
 from jobpool.telemetry.metrics.rollup import (
+    HOUR,
     MINUTE,
     RollupThread,
     Row,
@@ -29,7 +30,6 @@ from jobpool.telemetry.metrics.rollup import (
     summed,
 )
 
-HOUR = 3600
 NOON = 1_790_000_040
 """A whole minute."""
 

@@ -26,6 +26,7 @@ MAX_PENDING_ROWS = 5_000  # rows that are kept while the broker is away
 MAX_ROWS_A_CALL = 500
 
 MINUTE = 60
+HOUR = 3600
 
 Place = tuple[str, str]  # queue and handler
 
