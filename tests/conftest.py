@@ -10,6 +10,7 @@ from __future__ import annotations
 import compileall
 import gc
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell's `&`, and so for all programs of the tests too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "more: one more of a kind, or a long row; runs with --all, or by its whole name")
     if any("::" in argument for argument in config.args):
         config.option.all = True  # who names a test wants it

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jobpool.broker.values import UNHELD, Edited, Message, MessageFilter, NewMessage, State, Verb
+from jobpool.broker.values import Edited, Message, MessageFilter, NewMessage, State
 from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
@@ -32,15 +32,6 @@ SETTLED = {"o": Settled.OK, "n": Settled.NOT_IN_FLIGHT, "e": Settled.EXPIRED, "w
 REPEATED = SETTLED | {"o": Settled.ALREADY}
 EDITED = {"e": Edited.EDITED, "c": Edited.CHANGED, "d": Edited.DUPLICATE}
 """The answers of a call, a letter each, as the brokers keep them for its repeat."""
-
-_DEAD = (State.DEAD,)
-TOUCHABLE = {
-    Verb.DELETE: (*UNHELD, State.DEAD),
-    Verb.RETRY: _DEAD,
-    Verb.RESUME: _DEAD,
-    Verb.CANCEL: UNHELD,
-}
-"""The states in which a verb may meet a message."""
 
 
 class Closable(Protocol):
@@ -220,12 +211,6 @@ def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> dict[K, list[Ite
 def pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     """Yield the items in order, at most `size` at a time."""
     return (items[first : first + size] for first in range(0, len(items), size))
-
-
-def touchable(where: MessageFilter, verb: Verb) -> MessageFilter | None:
-    """Return the filter without the states in which a verb may not meet a message; None if none are left."""
-    states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
-    return replace(where, states=states) if states else None
 
 
 def with_past(message: NewMessage, past: Sequence[str | None]) -> NewMessage:

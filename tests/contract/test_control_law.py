@@ -15,6 +15,7 @@ from jobpool.broker.claim_store import NewPost
 from jobpool.broker.control import Cancel
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import InvalidJob
+from jobpool.message.settlement import Move, Settled
 
 pytestmark = pytest.mark.needs("key_store")
 
@@ -178,7 +179,6 @@ def test_what_is_leased_is_only_marked_and_its_own_holder_ends_it(backend: Queue
     assert no_wait(backend, ident) == {ident: Cancel.ASKED}
     [mark] = control.read(backend).cancels.values()
     assert mark.is_for(lease)
-    assert not mark.is_for(replace(lease, deliveries=lease.deliveries - 1))
     assert not mark.is_for(replace(lease, enqueued_at=lease.enqueued_at + 1.0))
     assert control.read(backend).cancels.keys() == {ident}
     control.unmark(backend, [ident])
@@ -211,6 +211,19 @@ def test_a_cancel_says_what_won_against_it(backend: QueueBackend, won: str) -> N
         assert backend.abandon(lease, "cancelled" if won.endswith("cancelled") else "failed")
     answers = {"ack": Cancel.ENDED, "abandon": Cancel.DEAD}
     assert cancels.step(ident) is answers.get(won, Cancel.CANCELLED)
+
+
+def test_a_job_that_moves_before_its_mark_is_read_is_marked_where_it_is(harness: Harness) -> None:
+    backend = harness.open()
+    [ident] = backend.enqueue_many(numbered(1))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    cancels = control._Cancels(backend, purge=False)
+    assert cancels.step(ident) is None
+    harness.advance(1.0)
+    assert backend.settle_many([(lease, Move("mails", crashes=1))]) == [Settled.OK]
+    [lease] = backend.fetch_many("mails", limit=1)
+    assert cancels.step(ident) is None
+    assert control.read(backend).cancels[ident].is_for(lease)
 
 
 def test_a_filter_cancels_all_that_match_but_no_posts(backend: QueueBackend) -> None:

@@ -13,7 +13,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Expired
 from jobpool.message.settlement import Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 
 pytestmark = pytest.mark.needs("leases")
 
@@ -31,7 +31,7 @@ def test_its_time_counts_on_the_brokers_clock(harness: Harness) -> None:
     [lease] = backend.fetch_many(QUEUE, limit=1)
 
     assert lease.envelope.expires == pytest.approx(now + 30.0, abs=SLACK)
-    inspect = Inspector(EnvelopeSigner(), {}).inspect
+    inspect = LeaseInspector(EnvelopeSigner(), {}).inspect
     assert inspect(lease, backend.time.now) is None
     assert inspect(lease, lambda: backend.time.now() + 30.0 + SLACK) == Expired()
 
@@ -41,7 +41,7 @@ def test_its_time_counts_on_the_brokers_clock(harness: Harness) -> None:
 
 def has_expired(lease: JobLease) -> bool:
     """Whether a pool that has it long after its time gives it up."""
-    return Inspector(EnvelopeSigner("secret"), {}).inspect(lease, lambda: 2.0**40) == Expired()
+    return LeaseInspector(EnvelopeSigner("secret"), {}).inspect(lease, lambda: 2.0**40) == Expired()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.looks import settle
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Message, MessageFilter, Verb
+from jobpool.broker.values import ENQUEUE_MEMORY, Message, MessageFilter, Verb
 from jobpool.client.awaited import MAX_WAITING_CALLS
 from jobpool.client.jobs import Jobs
 from jobpool.errors import (
@@ -69,6 +69,27 @@ def test_a_result_is_kept_with_the_ack_for_as_long_as_was_said(harness: Harness,
     assert backend.status(lease.id).state is JobState.UNKNOWN
     with pytest.raises(ResultNotKept, match="or its result_ttl is over"):
         backend.result(JobHandle(lease.id, backend), timeout=0)
+
+
+@pytest.mark.spans
+@needs_results
+@pytest.mark.parametrize("many", [1, 3, 150])
+def test_a_result_goes_when_its_id_is_given_to_another_job(harness: Harness, backend: QueueBackend, many: int) -> None:
+    jobs = [a_job(identifier=f"order-{number}") for number in range(many)]
+    backend.enqueue_many(jobs)
+    for lease in backend.fetch_many(QUEUE, limit=many):
+        assert settle(backend, lease, of(lease, ttl=10_000.0))
+    backend.enqueue_many(jobs)  # known still: no other job
+    assert backend.result("order-0", timeout=0) == {"pages": 7}
+    harness.advance(ENQUEUE_MEMORY + 1.0)
+    assert backend.result("order-0", timeout=0) == {"pages": 7}
+    backend.enqueue_many(jobs)
+    leases = backend.fetch_many(QUEUE, limit=many)
+    assert [settle(backend, lease, Ack()) for lease in leases] == [Settled.OK] * many
+    for job in jobs:
+        assert backend.status(str(job.identifier)).state is JobState.UNKNOWN
+        with pytest.raises(UnknownJob):
+            backend.result(str(job.identifier), timeout=0)
 
 
 @pytest.mark.spans

@@ -31,10 +31,9 @@ class BulkChanger:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Do `verb` to up to `limit` matching messages, dead letters first; how many were changed."""
-        live = live_states(where) if verb is Verb.DELETE else ()
+        live = live_states(where)
         with self._connections.spare() as connection:
-            has_dead = not where.states or State.DEAD in where.states
-            changed = self._change_dead(connection, where, verb, limit) if has_dead else 0
+            changed = self._change_dead(connection, where, verb, limit) if State.DEAD in where.states else 0
             for state in live:
                 changed += self._delete_live(connection, str(where.queue), state, limit - changed)
         return changed
@@ -119,7 +118,7 @@ class BulkChanger:
 
 def live_states(where: MessageFilter) -> tuple[State, ...]:
     """Return the states of live messages to delete, all of them. Raise `Unsupported` where only some are meant."""
-    meant = tuple(state for state in _PEEKS if not where.states or state in where.states)
+    meant = tuple(state for state in _PEEKS if state in where.states)
     impossible = where.reason is not None or (where.queue is not None and not is_queue(where.queue))
     if not meant or impossible:  # a live message has no reason
         return ()

@@ -41,7 +41,7 @@ from jobpool_backends.memory.keys import MemoryKeys
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Entry, Expiring, Turn, judge, shown
 from jobpool_backends.options import DEAD_CAPS, read_options, split_query, take_caps
-from jobpool_backends.shared import MICRO, TOUCHABLE, DeadCaps, delay_micros, micros, more_than
+from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than
 
 LONGEST_SLEEP = 0.1  # seconds until a waiter looks again: a manual clock may have been turned, which wakes nobody
 
@@ -197,19 +197,14 @@ class MemoryBackend(QueueBackend):
 
     def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         store = self._store
-        verbs = {
+        touch = {
             Verb.DELETE: store.remove,
             Verb.RETRY: store.retry,
             Verb.RESUME: store.resume,
             Verb.CANCEL: store.cancel,
-        }
-        touch = verbs[verb]
+        }[verb]
         with self._turn.step():
-            matching = (
-                entry
-                for entry in self._store.matching(where)
-                if entry.state in TOUCHABLE[verb] and (entry.handler or verb is not Verb.CANCEL)
-            )
+            matching = (one for one in store.matching(where) if one.handler or verb is not Verb.CANCEL)
             found = list(islice(matching, limit))
             for entry in found:
                 touch(entry)

@@ -66,6 +66,7 @@ class Store:
             fresh[new.id] = new
         for new in self.batches.joining(list(fresh.values()), brought):
             self.insert(new)
+            self.results.pop(new.id, self._turn.now)  # of an earlier job with its id
             self.batches.joined(new)
         return existing
 

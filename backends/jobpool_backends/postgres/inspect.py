@@ -19,7 +19,7 @@ from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.in_transaction import or_null
 from jobpool_backends.postgres.leases import numbers
-from jobpool_backends.shared import EDITED, MICRO, contains, micros, touchable
+from jobpool_backends.shared import EDITED, MICRO, contains, micros
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
 
 STATS_CAP = 10_000
@@ -137,10 +137,7 @@ class Inspector:
             yield from rows
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        wanted = touchable(where, verb)
-        if wanted is None:
-            return 0
-        found = self.search(wanted, limit=min(limit, BULK_BATCH_MESSAGES))
+        found = self.search(where, limit=min(limit, BULK_BATCH_MESSAGES))
         changed = 0
         while changed < limit and (piece := list(islice(found, min(BULK_BATCH_MESSAGES, limit - changed)))):
             changed += self._change(verb, piece)

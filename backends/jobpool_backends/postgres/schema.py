@@ -242,6 +242,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables_8"),),
     (),
     (),
+    (),
     tuple(map(_read, _FUNCTIONS.split())),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.

@@ -97,12 +97,8 @@ class RedisBackend(QueueBackend):
         return cls(link, prefix=address.prefix, caps=address.caps, **common)
 
     def ping(self) -> None:
-        """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
-        self._link.call("PING")
-
-    def prepare(self) -> None:
-        """Check that the server is one that jobpool can use; there is nothing to make."""
-        checks.check_version(self._link)
+        """Ask the server, or any of a cluster, for a sign of life. Raises BackendUnavailable. One round trip."""
+        self._link.ping()
 
     def diagnose(self) -> list[Finding]:
         """Check what the server's settings can lose, and that it takes writes."""

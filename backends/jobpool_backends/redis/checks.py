@@ -26,6 +26,7 @@ for _, write in ipairs({{'SET', '1', 'PX', 1000}, {'HSET', 'a', 1}, {'ZADD', 1, 
     redis.call('DEL', KEYS[1])
 end
 """)
+_SILENT = Finding(_WRITES, Level.PROBLEM, "no answer", "its queues stand still", "bring it back")
 _NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
 
 _EVICTED = {
@@ -53,7 +54,8 @@ def diagnose(link: Link) -> list[Finding]:
     for title, answers in link.survey(_ASK):
         info, *settings = answers
         if isinstance(info, BackendUnavailable):
-            raise info
+            found.setdefault(_SILENT, []).append(title)
+            continue
         config = None
         if not any(isinstance(answer, ResponseError) for answer in answers):
             pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]

@@ -131,12 +131,15 @@ class ClusterLink(Link):
         whole = ("EVAL", script.source, len(keys), *keys, *args)
         return self._at(slot_of(keys[0]), lambda node: node.run(script, keys, args), whole)
 
+    def ping(self) -> None:
+        self._ask()  # one node that answers is enough
+
     def call(self, *words: Word) -> Any:
-        return self._at(_slot_of_command(words), lambda node: node.call(*words), words)
+        return self._at(slot_of(words[1]), lambda node: node.call(*words), words)
 
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
-        for node, places in places_by(self._holder(_slot_of_command(words)) for words in commands).items():
+        for node, places in places_by(self._holder(slot_of(words[1])) for words in commands).items():
             [(_, told)] = self._watched(node.survey, [commands[place] for place in places])
             for place, answer in zip(places, told, strict=True):
                 # Retry a refused command alone: that follows a moved slot, or raises the error.
@@ -169,15 +172,15 @@ class ClusterLink(Link):
             for link in self._links.values():
                 link.close()
 
-    def _at(self, slot: int | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
-        """Do `work` at the node that holds `slot`, any for None; `words` say the same to one that the slot moves to."""
+    def _at(self, slot: int, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
+        """Do `work` at the node that holds `slot`; `words` say the same to one that the slot moves to."""
         node = self._holder(slot)
         for _ in range(_MAX_MOVES):
             try:
                 return self._watched(work, node)
             except MovedError as moved:
                 host = (moved.host or node.place.host, moved.port)
-                if slot is not None and (table := self._table):
+                if table := self._table:
                     table[slot] = host
                 node = self._at_host(host)
             except AskError as moving:
@@ -244,19 +247,17 @@ class ClusterLink(Link):
         key = node.end_wait(connection, limit)
         return [] if key is None else [key]
 
-    def _holder(self, slot: int | None) -> NodeLink:
-        """Return the master that holds this slot; any master for None.
+    def _holder(self, slot: int) -> NodeLink:
+        """Return the master that holds this slot.
 
         Raises `BackendUnavailable`: no node tells, or none holds the slot, or this was closed; `ConfigurationError`: a
         node refuses us, or is not in a cluster.
         """
-        table = self._table or self._ask()
-        host = next(filter(None, table), None) if slot is None else table[slot]
+        host = (self._table or self._ask())[slot]
         if host is None:
             self._forget()
             raise BackendUnavailable(
-                f"{self.title} has no node for {'any slot' if slot is None else f'slot {slot}'}: bring the missing ones"
-                " back (redis-cli --cluster check)"
+                f"{self.title} has no node for slot {slot}: bring the missing ones back (redis-cli --cluster check)"
             )
         return self._at_host(host)
 
@@ -299,8 +300,3 @@ def _ask_for_table(node: Endpoint) -> list[Host | None]:
     connection, answer = open_and_ask(node, "CLUSTER", "SLOTS")
     connection.close()
     return read_slots(answer, node.host)
-
-
-def _slot_of_command(words: Sequence[Word]) -> int | None:
-    """Return the slot of a command's key, its second word; None for a command of one word."""
-    return slot_of(words[1]) if len(words) > 1 else None

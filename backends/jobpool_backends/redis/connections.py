@@ -70,7 +70,11 @@ class Link(ABC):
 
     @abstractmethod
     def call(self, *words: Word) -> Any:
-        """Run one plain command. On a cluster its second word is its key, unless it has none."""
+        """Run one plain command. On a cluster its second word is its key."""
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self.call("PING")
 
     @abstractmethod
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:

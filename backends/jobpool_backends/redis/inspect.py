@@ -32,7 +32,7 @@ from jobpool_backends.redis.records import (
     read_row,
     tie_of,
 )
-from jobpool_backends.shared import EDITED, MICRO, matches, micros, pieces, touchable
+from jobpool_backends.shared import EDITED, MICRO, matches, micros, pieces
 
 MEMBERS_PER_SCRIPT = 500
 CHANGES_PER_SCRIPT = 250
@@ -220,10 +220,7 @@ class Inspector:
             members = members[len(answers) :]
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        wanted = touchable(where, verb)
-        if wanted is None:
-            return 0
-        found = self.search(wanted, piece=min(limit, CHANGES_PER_SCRIPT))
+        found = self.search(where, piece=min(limit, CHANGES_PER_SCRIPT))
         changed = 0
         while rows := list(islice(found, min(CHANGES_PER_SCRIPT, limit - changed))):
             changed += self._change(rows, verb)

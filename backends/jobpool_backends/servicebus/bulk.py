@@ -31,7 +31,7 @@ from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, r
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
-from jobpool_backends.shared import TOUCHABLE, grouped, pieces
+from jobpool_backends.shared import grouped, pieces
 
 Step = TypeVar("Step")
 RECEIVE_MESSAGES = 250  # messages received, or cancelled, at once
@@ -51,7 +51,7 @@ class BulkChanger:
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Change the matching messages. Raises `Unsupported` for a filter by which this broker cannot delete."""
         changed = 0
-        for state in touched(where, verb):
+        for state in touched(where):
             if changed < limit:
                 found = oldest(self._inspector.search(replace(where, states=(state,))), limit - changed)
                 for queue, theirs in grouped(found, lambda each: each.message.queue).items():
@@ -130,11 +130,10 @@ class DeadLetterSearch:
         self._sent.update(message.sequence_number or 0 for _, message in fresh)
 
 
-def touched(where: MessageFilter, verb: Verb) -> list[State]:
-    """Return the states in which the verb may meet these. Raises `Unsupported` to choose among waiting messages."""
-    states = [state for state in TOUCHABLE[verb] if not where.states or state in where.states]
-    if where.reason is not None:  # only a dead letter has one
-        states = [state for state in states if state is State.DEAD]
+def touched(where: MessageFilter) -> list[State]:
+    """Return the states in which these may be. Raises `Unsupported` to choose among waiting messages."""
+    # Only a dead letter has a reason.
+    states = [state for state in where.states if where.reason is None or state is State.DEAD]
     whole = where == MessageFilter(queue=where.queue, states=where.states)
     if State.WAITING in states and not whole:
         raise Unsupported(

@@ -20,6 +20,7 @@ from jobpool_backends.sqlite.step import Step, sweeping
 
 _LIVE_OR_DEAD = f"SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN {EACH}"
 _ENDED = f"SELECT id FROM ended WHERE id IN {EACH} AND until > ?"
+_DROP_RESULTS = f"DELETE FROM results WHERE id IN {EACH}"  # of earlier jobs with these ids
 _LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'messages'"
 _COLUMNS = "seq, id, given, queue, handler, priority, state, enqueued_at, available_at"
 _INSERT = f"INSERT INTO messages ({_COLUMNS}, batch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -55,6 +56,8 @@ def add(step: Step, messages: Sequence[NewMessage], brought: bool = False) -> di
     fresh = _leave_out_known(step, messages)
     existing = _leave_out_unique(step, fresh)
     insert(step, _join(step, list(fresh.values()), brought))
+    if given := [message.id for message in fresh.values() if message.given]:
+        step.execute(_DROP_RESULTS, (json.dumps(given),))
     return existing
 
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from jobpool.broker.values import Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
 from jobpool.message.settlement import CANCELLED
-from jobpool_backends.shared import EDITED, MICRO, micros, touchable
+from jobpool_backends.shared import EDITED, MICRO, micros
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
 from jobpool_backends.sqlite.batches import CANCELLED as BATCH_CANCELLED
 from jobpool_backends.sqlite.batches import end_members
@@ -165,15 +165,14 @@ class Inspector:
         return _message(row, now) if row else None
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        wanted = touchable(where, verb)
         changed = first = 0
-        while wanted and changed < limit:
+        while changed < limit:
             with self._database.read() as connection:
-                search = search_for(connection, wanted, self._database.wall())
+                search = search_for(connection, where, self._database.wall())
                 rows = search.find(connection, "seq", first, min(BULK_BATCH_MESSAGES, limit - changed))
             if not rows:
                 break
-            changed += self._change(wanted, verb, [row[0] for row in rows])
+            changed += self._change(where, verb, [row[0] for row in rows])
             first = rows[-1][0]
         return changed
 

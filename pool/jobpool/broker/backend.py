@@ -26,10 +26,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
+from msgspec.structs import replace
+
 from jobpool.broker import control, parts, tracking
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
-from jobpool.broker.finding import Finding, cautions_of
+from jobpool.broker.finding import Finding
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_batch, pack_once
 from jobpool.broker.values import (
@@ -423,7 +425,8 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         if verb in (Verb.RETRY, Verb.RESUME) and self.has_control:
             with suppress(*OUTAGES):  # of a lent key store, which must not hold this up
                 control.unmark_dead(self, where)
-        return self._bulk(where, verb, limit)
+        states = tuple(state for state in verb.meets if not where.states or state in where.states)
+        return self._bulk(replace(where, states=states), verb, limit) if states else 0
 
     def edit_many(self, edits: Sequence[Edit], call_id: str | None = None) -> list[Edited]:
         """Edit messages that wait or are delayed, each in one atomic conditional step; return an answer each, in order.
@@ -529,10 +532,6 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def diagnose(self) -> list[Finding]:
         """Return findings, good and bad, of what the broker's settings can lose or slow down. A few round trips."""
         return []
-
-    def cautions(self) -> list[str]:
-        """Return the sentences of what `diagnose` finds to be bad, each with its mend."""
-        return cautions_of(self.diagnose())
 
     def broker_time(self) -> float | None:
         """Return Unix time on the broker's own clock; None when that is this machine's."""

@@ -2,7 +2,7 @@
 
 Requests are records in a key store, which every pool reads twice a second. A job that waits is cancelled in one step of
 its broker (`Verb.CANCEL`). For one that is leased a mark is left, and its pool abandons it: a step that is fenced by
-the lease. The mark holds for this message and for later deliveries too, until one of them is settled.
+the lease. The mark holds for this message in all its deliveries, until one of them is settled.
 
 The key store is the broker's own, or one that `?state=URL` lends it (`QueueBackend.control_keys`). Records outlive
 pools and, where messages do, the broker. Each function blocks for a round trip or two. It raises `Unsupported` where
@@ -78,16 +78,15 @@ class Cancel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A request to cancel one message at its deliveries from this one on."""
+    """A request to cancel one message."""
 
     enqueued_at: float = 0.0  # Unix time, which tells it from a later message with its id; 0 = of any
-    deliveries: int = 0
     enqueued_by: float = 0.0  # Unix time, of a mark for whatever has the id: it is not for a later one; 0 = it is
 
     def is_for(self, lease: JobLease) -> bool:
         is_same = not self.enqueued_at or abs(lease.enqueued_at - self.enqueued_at) < SAME_TIME_S
         is_later = self.enqueued_by and lease.enqueued_at > self.enqueued_by
-        return is_same and not is_later and lease.deliveries >= self.deliveries
+        return is_same and not is_later
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +248,11 @@ def _jobs(backend: QueueBackend, where: MessageFilter) -> Iterator[tuple[str, ..
 
 
 class _Cancels:
-    """One call's view of the jobs that it cancels. `marked`: those for which a mark was left."""
+    """One call's view of the jobs that it cancels. `marked`: the marks that were left, by the ids of their jobs."""
 
     def __init__(self, backend: QueueBackend, purge: bool) -> None:
         self._backend, self._purge = backend, purge
-        self.marked: set[str] = set()
+        self.marked: dict[str, Mark] = {}
 
     def step(self, ident: str) -> Cancel | None:
         """Do what can be done for it now; return the answer, or None: look again."""
@@ -273,13 +272,13 @@ class _Cancels:
         if message.state is not State.LEASED:
             where = MessageFilter(ids=(ident,), states=UNHELD)
             return Cancel.CANCELLED if backend.bulk(where, _verb(self._purge), limit=1) else None
-        if ident not in self.marked:
-            self._mark(ident, Mark(message.enqueued_at, message.deliveries))
+        if self.marked.get(ident) != (mark := Mark(message.enqueued_at)):  # a job that has moved is enqueued anew
+            self._mark(ident, mark)
         return None
 
     def _mark(self, ident: str, mark: Mark) -> None:
         self._backend.control_keys.put_records(ASKED, {CANCEL + ident: json.encode(mark)}, MARKED_S)
-        self.marked.add(ident)
+        self.marked[ident] = mark
 
     def _dead(self, message: Message) -> Cancel:
         if message.reason != CANCELLED:

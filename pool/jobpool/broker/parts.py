@@ -38,14 +38,14 @@ WaitAny = Callable[[Sequence[str], float], str | None]  # for queues, and a time
 Settle = Callable[[Settlements, Brought, str], list[Settled]]  # under a call id
 Renew = Callable[[Sequence[JobLease], float], list[JobLease | None]]
 Reap = Callable[[str, ReapPolicy, float | None], list[Reaped]]  # of a queue, by a policy and a visibility timeout
-Bulk = Callable[[MessageFilter, Verb, int], int]  # of up to a limit of messages
+Bulk = Callable[[MessageFilter, Verb, int], int]  # of up to a limit of messages, in those of the states that it meets
 
 Edits = Callable[[Sequence[Edit], str], list[Edited]]
 """Make edits under a call id, each if its message is as it was seen: EDITED, CHANGED or DUPLICATE."""
 
 
 class Results(Protocol):
-    """The part that looks for kept results. An `Ack` with one keeps it in its own step; at its end it is gone."""
+    """The part that looks for kept results. Each comes with its `Ack`, until its end or its id's next job."""
 
     def get(self, idents: Sequence[str], /) -> dict[str, bytes]:
         """Return the records that are kept, by the ids of their jobs."""

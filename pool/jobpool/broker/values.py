@@ -239,6 +239,11 @@ class Verb(StrEnum):
     CANCEL = "cancel"
     """Jobs that wait or are delayed: a dead letter, reason `cancelled`. Only where `Capabilities.keeps_records`."""
 
+    @property
+    def meets(self) -> tuple[State, ...]:
+        """The states in which it may meet a message."""
+        return {"delete": (*UNHELD, State.DEAD), "cancel": UNHELD}.get(self, (State.DEAD,))
+
 
 class Edited(StrEnum):
     """The answer to the edit of a job."""

@@ -197,7 +197,8 @@ class AttemptRunner:
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
-            return Attempt(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
+            attempt = Attempt(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
+            attempt.exception = raised if isinstance(raised, KeyboardInterrupt) else None
         return attempt  # type: ignore[return-value]
 
     def _end(self, attempt: Attempt, job: JobToRun) -> None:

@@ -67,7 +67,7 @@ def post(
     values = map(json_or_text, messages) if file is None else (value for _, value in json_lines(file))
     with session.broker(makes=True) as backend, _wrong_usage():
         batches = _select(backend, queue).post_in_batches(values, ttl, delay)
-        answer_ids(batches, "message", "posted; the ids are on stdout")
+        answer_ids(batches, "message", "posted")
 
 
 @click.command("list", cls=Command, common=SIGNER, short_help="List the free messages of a queue.")

@@ -92,8 +92,7 @@ def enqueue(
     counts = file is not None and not asks_json() and sys.stdout.isatty()
     with session.broker(makes=True) as backend:
         batches = _enqueue(backend, definitions)
-        told = "are enqueued" if counts else "are enqueued; their ids are printed above"
-        answer_ids(batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
+        answer_ids(batches if file is None else _counted(batches), "job", "enqueued", counts=counts)
     if single:
         unseen = not (no_check or "queue" in defaults or session.is_quiet or session.settings(apps=apps).apps)
         if unseen:

@@ -70,11 +70,6 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool) -> N
     note("  jobpool top                                  # watch it, in another terminal")
 
 
-def _toml(text: str) -> str:
-    """Return it as a string of TOML: JSON's, but that an escape is never half of a character, and DEL has one."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _prepare(session: Session) -> str:
     """Make what the broker needs, and return its scheme."""
     with session.broker(makes=True) as broker:
@@ -93,7 +88,9 @@ def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
         if name == FILES[0]:
             text += _defaults(text)
             if url is not None:
-                text = text.replace(DEFAULT_BACKEND, f"backend = {_toml(url)}")
+                # A string of TOML is one of JSON, but that an escape is never half of a character, and DEL has one.
+                quoted = json.dumps(url, ensure_ascii=False).replace("\x7f", "\\u007f")
+                text = text.replace(DEFAULT_BACKEND, f"backend = {quoted}")
                 if redact(url) != url:  # a password is for its owner's eyes
                     path.touch(mode=0o600)
                     path.chmod(0o600)

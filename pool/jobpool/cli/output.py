@@ -95,25 +95,30 @@ def _answer_list(values: Iterator[Any]) -> None:
     click.echo("[]" if lead is begin else end)
 
 
-def answer_ids(batches: Iterable[list[str]], word: str, end: str, counted: str = "") -> None:
-    """Print ids as they come, or as one JSON list; with `counted`, only how many there were.
+def answer_ids(batches: Iterable[list[str]], word: str, done: str, *, counts: bool = False) -> None:
+    """Print ids as they come, or as one JSON list; if it `counts`, only how many there were.
 
-    An error says how many there are already: `word`, and its `end`.
+    An error says how many there are already: `word`, and what is `done`.
     """
     ids: list[str] = []
-    is_told_at_once = not (counted or asks_json())
+    is_told_at_once = not (counts or asks_json())
     try:
         for batch in batches:
             ids += batch
             if is_told_at_once:
                 say("\n".join(batch))
+        if not answered(ids) and counts:
+            say(f"{plural(len(ids), word)} {done}")
     except JobpoolError as error:
         if not ids:
             raise
         answered(ids)
-        raise type(error)(f"{error} ({plural(len(ids), word)} before it {end})") from error
-    if not answered(ids) and counted:
-        say(f"{plural(len(ids), word)} {counted}")
+        told = "" if counts else "; their ids are printed above"
+        raise type(error)(f"{error} ({plural(len(ids), word)} before it are {done}{told})") from error
+    except OSError:  # stdout is full, or its reader has gone
+        if ids:
+            note(f"{plural(len(ids), word)} {done}, though not every id could be printed")
+        raise
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:

@@ -157,14 +157,17 @@ def _telling_why(jobs: Jobs, ident: str | None) -> Iterator[None]:
             raise
         found = jobs._target.call_batch(BatchCall("get", ident))
         if found is None:
-            raise InvalidJob(f"batch {ident} is not open: {_UNKNOWN.format(ident)}") from None
-        if found.stopped:
-            raise InvalidJob(f"batch {ident} is not open: it was cancelled. Make one with another identifier") from None
-        raise InvalidJob(
-            f"batch {ident} is not open: it {'has ended' if found.has_ended else 'was closed'}, and stays as it is."
-            " A producer that runs again looks at batch.status().open before it adds. Other jobs need a batch with"
-            " another identifier, or are added by one of its members (ctx.batch.add)"
-        ) from None
+            why = _UNKNOWN.format(ident)
+        elif found.stopped:
+            why = "it was cancelled. Make one with another identifier"
+        else:
+            why = (
+                f"it {'has ended' if found.has_ended else 'was closed'}, and stays as it is. A producer that runs again"
+                " looks at batch.status().open before it adds. Other jobs need a batch with another identifier, or are"
+                " added by one of its members (ctx.batch.add)"
+            )
+        error.args = (f"batch {ident} is not open: {why}",)  # and its note stays
+        raise
 
 
 def _callback_of(callback: Callback) -> tuple[JobDefinition, AnyHandler | None]:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -134,8 +134,9 @@ class Jobs:
     ) -> list[str]:
         """Enqueue any number of jobs, 1,000 or 4 MiB in a round trip; their ids, in order.
 
-        Each of these is enqueued whole or not at all; when it raises, those before are in the queue. `jobs` may be a
-        generator: it is read as the batches are sent. With a `connection` all are part of its transaction.
+        Each of these is enqueued whole or not at all. When it raises, those before are in the queue, and a note of the
+        exception counts them. `jobs` may be a generator: it is read as the batches are sent. With a `connection` all
+        are part of its transaction.
 
         Raises as `enqueue`. Blocks for a round trip a batch.
         """
@@ -154,7 +155,10 @@ class Jobs:
             )
         else:
             send = partial(self.backend.enqueue_in, connection)
-        return [JobHandle(ident, self) for batch in job_batches(jobs) for ident in send(batch)]
+        with _counting() as ids:
+            for batch in job_batches(jobs):
+                ids += [JobHandle(ident, self) for ident in send(batch)]
+        return ids
 
     async def aenqueue(self, job: JobDefinition | JobBuilder | str, /, payload: Any = None) -> JobHandle:
         """Enqueue one job and leave the event loop free meanwhile; return its id.
@@ -172,9 +176,9 @@ class Jobs:
 
         `jobs` is read in the event loop's thread, a batch at a time. A cancellation leaves out the batches to come.
         """
-        ids: list[str] = []
-        for batch in job_batches(jobs):
-            ids += await producer.on_thread(partial(self.enqueue_many, batch))
+        with _counting() as ids:
+            for batch in job_batches(jobs):
+                ids += await producer.on_thread(partial(self.enqueue_many, batch))
         return ids
 
     def status(self, ident: str) -> JobStatus:
@@ -468,6 +472,18 @@ def _ids(idents: Iterable[str]) -> list[str]:
     """Return these ids; a `str` is one id, and not its letters."""
     is_one = isinstance(idents, str) or not isinstance(idents, Iterable)
     return [check_text(ident, "id") for ident in ([idents] if is_one else idents)]
+
+
+@contextmanager
+def _counting() -> Iterator[list[str]]:
+    """Yield a list for the ids of jobs. Note on what is raised meanwhile how many there are."""
+    ids: list[str] = []
+    try:
+        yield ids
+    except BaseException as error:
+        if ids:
+            error.add_note(f"{len(ids)} jobs were enqueued before it")
+        raise
 
 
 def job_batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:

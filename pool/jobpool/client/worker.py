@@ -51,10 +51,10 @@ from jobpool.message.outcome import (
 from jobpool.message.results import JobState, JobStatus, Kept, keep
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.classify import checked, counters_of, counts_as_attempt, outcome_of, status_of
 from jobpool.policy.decide import Rules, budget, decide
-from jobpool.policy.inspection import Inspected, Inspector
+from jobpool.policy.inspection import Inspected, LeaseInspector
 from jobpool.policy.limits import Limits
-from jobpool.policy.outcomes import checked, counters_of, counts_as_attempt, outcome_of, status_of
 from jobpool.policy.retry import RetryPolicy, parse_backoff, remember
 
 Answer = TypeVar("Answer")
@@ -123,7 +123,7 @@ class QueueWorker:
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
         self._max_timeout = check_seconds(max_timeout, "max_timeout")
         self._queue_handlers = queue_handlers or {}
-        self._inspector = Inspector(backend.signer, self._queue_handlers)
+        self._inspector = LeaseInspector(backend.signer, self._queue_handlers)
         limits = Limits() if limits is None else limits
         check_key_store(limits, backend)
         self._acquirer = Acquirer(backend, limits)

@@ -24,7 +24,7 @@ from jobpool.message.guards import Begun
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended, NotRun
 from jobpool.policy.breaker import Breakers, CircuitBreaker
-from jobpool.policy.inspection import Inspected, Inspector
+from jobpool.policy.inspection import Inspected, LeaseInspector
 from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
 
@@ -51,7 +51,7 @@ class FetchThread(MasterThread):
         backend: QueueBackend,
         queues: tuple[tuple[str, float], ...],
         ttl: float,
-        inspector: Inspector,
+        inspector: LeaseInspector,
         inbox: Inbox,
         limits: Limits = NO_LIMITS,
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,

@@ -35,7 +35,7 @@ from jobpool.master.state import Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S, STACK, Publisher, Telemetry
 from jobpool.master.threads import ControlThread, LostLeaseThread, MasterThread, RenewThread, SampleThread
 from jobpool.message.outcome import Counts
-from jobpool.policy.outcomes import users_stack
+from jobpool.policy.classify import users_stack
 
 STACK_WAIT_S = 0.1  # seconds for the children's fault handlers to write, before their stacks are logged
 MAX_STACK_WAIT_S = 2.0  # seconds after which one who asked for a child's stack is told that there is none

@@ -25,7 +25,7 @@ from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.outcome import EndReason, Rejected, Snoozed
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool.policy.outcomes import signal_name, status_of
+from jobpool.policy.classify import signal_name, status_of
 from jobpool.telemetry.history.row import UNNAMED, AttemptRow
 from jobpool.telemetry.history.writer import Feed
 from jobpool.telemetry.metrics import catalogue as names

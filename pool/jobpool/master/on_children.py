@@ -24,8 +24,8 @@ from jobpool.message.definition import JobDefinition, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
 from jobpool.message.units import format_size
+from jobpool.policy.classify import death_of, outcome_of, outcome_of_death
 from jobpool.policy.lookahead import MAX_QUICK_S
-from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 from jobpool.policy.retry import count_one_more
 
 ORPHANED_LIMIT = 3

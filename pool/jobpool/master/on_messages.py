@@ -28,8 +28,8 @@ from jobpool.message.outcome import (
 from jobpool.message.printable import headline
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Release, Settled, Settlement
 from jobpool.message.units import format_duration
+from jobpool.policy.classify import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected
-from jobpool.policy.outcomes import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK

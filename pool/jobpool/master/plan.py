@@ -29,8 +29,8 @@ from jobpool.message.definition import JobDefinition, check_enqueue_to
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, EndReason, NotRun, Rejected, Succeeded
 from jobpool.message.settlement import Abandon, Leave, Settlement
+from jobpool.policy.classify import cancelled, checked, counters_of
 from jobpool.policy.decide import Rules, decide
-from jobpool.policy.outcomes import cancelled, checked, counters_of
 from jobpool.policy.retry import RetryPolicy, parse_backoff
 
 CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by the clock, while the loop is busy

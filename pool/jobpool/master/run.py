@@ -15,6 +15,7 @@ from setproctitle import setproctitle
 
 from jobpool import __version__
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import cautions_of
 from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -38,7 +39,7 @@ from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
 from jobpool.message.masking import Masker
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool.policy.limits import Limits
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
@@ -100,7 +101,7 @@ def run_pool(
         broker = wrap(broker) if wrap else broker
         check_compatibility(settings, broker)
         broker.ping()
-        for caution in broker.cautions():
+        for caution in cautions_of(broker.diagnose()):
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with _new_board(settings) as board:
             neighbours = neighbourhood or Neighbourhood()
@@ -213,7 +214,7 @@ def _master(
     neighbourhood: Neighbourhood,
 ) -> Master:
     count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
-    reaping, inspector = ReapPolicy(settings.max_crashes), Inspector(signer, settings.queue_handlers)
+    reaping, inspector = ReapPolicy(settings.max_crashes), LeaseInspector(signer, settings.queue_handlers)
     settle_thread = SettleThread(
         backend,
         settings.queue_names,

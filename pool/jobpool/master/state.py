@@ -26,8 +26,8 @@ from jobpool.message.outcome import Counts, EndReason, NotRun, Outcome
 from jobpool.message.setting_types import usable_cpus
 from jobpool.message.settlement import Release, Settlement
 from jobpool.message.units import format_duration
+from jobpool.policy.classify import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead
-from jobpool.policy.outcomes import LEASE_LOST
 from jobpool.policy.retry import BackOff, remember
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics

@@ -1,7 +1,7 @@
 """The verdict on a message: the table of docs/architecture.md, "Verdicts", as one pure function.
 
 The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock.
-outcomes.py has the counters of each answer.
+classify.py has the counters of each answer.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Inspected(Struct):
     outcome: Outcome | None
 
 
-class Inspector:
+class LeaseInspector:
     """The inspector of each lease, once. Pure but for the clock that it is given."""
 
     def __init__(self, signer: EnvelopeSigner, queue_handlers: Mapping[str, list[str]]) -> None:

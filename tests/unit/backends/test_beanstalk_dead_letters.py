@@ -279,7 +279,7 @@ def test_what_is_no_name_of_a_queue_is_never_part_of_a_command(rig: Rig) -> None
         assert rig.inspector.stats(name) == QueueStats(), name
         assert rig.inspector.page(where, 0, 9) == [], name
         assert rig.inspector.count(where, 9) == rig.inspector.count(MessageFilter(queue=name, text="a"), 9) == 0
-        assert {rig.admin._bulk(where, verb, 9) for verb in Verb} == {0}, name
+        assert {rig.admin.bulk(where, verb, limit=9) for verb in Verb if verb is not Verb.CANCEL} == {0}, name
     assert rig.counts() == (0, 0, 0, 1)
 
 

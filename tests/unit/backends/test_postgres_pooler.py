@@ -18,7 +18,7 @@ from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.broker.claim_store import Deleted
-from jobpool.broker.finding import Level
+from jobpool.broker.finding import Level, cautions_of
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
@@ -216,7 +216,7 @@ def test_who_listens_directly_hears_who_enqueues_through_it(rig: Rig, backend: P
 
 def test_it_is_told_at_the_start(backend: PostgresBackend) -> None:
     backend.ping()
-    [caution] = [caution for caution in backend.cautions() if "pooler" in caution]
+    [caution] = [caution for caution in cautions_of(backend.diagnose()) if "pooler" in caution]
     assert "LISTEN hears nothing" in caution
     assert "set statement_timeout (3s)" in caution
 

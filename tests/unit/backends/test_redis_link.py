@@ -21,6 +21,7 @@ from support.servers import RedisServer, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
+from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.connection import Endpoint
@@ -323,7 +324,7 @@ def test_prepare_and_ping_ask_the_server(server: RedisServer) -> None:
         backend.prepare()
         backend.ping()
         assert rig.names() == set()
-        assert any("appendonly" in caution for caution in backend.cautions())
+        assert any("appendonly" in caution for caution in cautions_of(backend.diagnose()))
 
 
 INTERRUPT = """

@@ -20,7 +20,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.outcome import Rejected
 from jobpool.message.settlement import Abandon, Ack, Settled
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool_backends.sqlite import SqliteBackend
 
 DEAD = MessageFilter(states=(State.DEAD,))
@@ -47,7 +47,7 @@ def go_on(backend: QueueBackend, change: Callable[[], object], *, leased: bool) 
     assert look_round(backend) == 2
     assert len(backend.reap(QUEUE, AT_ONCE)) == leased
     assert look_round(backend) == 2
-    inspector, acked = Inspector(EnvelopeSigner(), {}), []
+    inspector, acked = LeaseInspector(EnvelopeSigner(), {}), []
     for lease in backend.fetch_many(QUEUE, limit=10):
         if isinstance(inspector.inspect(lease, float), Rejected):
             assert backend.settle_many([(lease, Abandon("rejected", "changed"))]) == [Settled.OK]

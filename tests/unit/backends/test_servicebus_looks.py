@@ -200,12 +200,12 @@ def a_message(state: State = WAITING, place: int = 1) -> Message:
 
 def test_what_waits_is_not_deleted_one_by_one_and_the_refusal_says_what_is() -> None:
     for case, where in [
-        ("ids", MessageFilter(ids=("a",))),
+        ("ids", MessageFilter(ids=("a",), states=(WAITING, DELAYED, DEAD))),
         ("handler", MessageFilter(handler="mail", states=(WAITING, DEAD))),
-        ("age", MessageFilter(queue="q", older_than=5.0)),
+        ("age", MessageFilter(queue="q", older_than=5.0, states=(WAITING,))),
     ]:
         with row(case), pytest.raises(Unsupported, match=r"keeps_records.*state:dead"):
-            touched(where, Verb.DELETE)
+            touched(where)
 
 
 # --- where to look ------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Begin
 from jobpool.message.settlement import Ack, Settled
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.redis import RedisBackend
@@ -219,7 +219,7 @@ def test_all_jobs_are_run_and_the_dead_raised(stored: dict[str, Any], opened: Op
     assert {found[name].deliveries for name in held} <= {2}
     assert found["waiting"].envelope.payload == {"text": "Grüße"}
     assert found["waiting"].enqueued_at == START
-    inspector = Inspector(SIGNER, {})
+    inspector = LeaseInspector(SIGNER, {})
     ended = {name: inspector.inspect(lease, lambda: START + 660.0) for name, lease in found.items()}
     assert ended == dict.fromkeys(found), "their signatures are right, and what has begun does not expire"
     assert backend.settle_many([(lease, Ack()) for lease in found.values()]) == [Settled.OK] * len(found)

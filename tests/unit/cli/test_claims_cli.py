@@ -201,7 +201,7 @@ def test_what_was_posted_before_a_bad_line_is_told(jobpool: Jobpool, answer: Ans
         result = jobpool("message", "post", "mail", "--file", "-", *json_, input=lines)
         assert result.exit_code == 2
         assert "line 701 is not a JSON value" in result.stderr
-        assert "(500 messages before it posted; the ids are on stdout)" in result.stderr
+        assert "(500 messages before it are posted; their ids are printed above)" in result.stderr
         told = json.loads(result.stdout) if json_ else result.stdout.split()
         assert [one["id"] for one in answer("message", "list", "mail", "--limit", "0")][-500:] == told
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -118,6 +120,15 @@ def test_a_bad_line_is_named_and_says_what_is_enqueued_already(jobpool: Jobpool,
     large = json.dumps("x" * 1_000_000)
     result = jobpool("enqueue", "report", "--file", "-", input=f"{large}\n" * 6 + "{oops\n")
     assert "(5 jobs before it are enqueued; " in result.stderr, "a round trip carries about 4 MiB"
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_jobs_whose_ids_cannot_be_printed_are_counted(broker: QueueBackend, words: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "jobpool", "enqueue", "report", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, broker.stats("default").waiting) == (1, 1)
+    assert done.stderr.startswith("1 job enqueued, though not every id could be printed\n")
 
 
 def test_what_needs_a_key_store_is_in_the_message(jobpool: Jobpool, broker: QueueBackend) -> None:

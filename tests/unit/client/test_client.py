@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -132,9 +132,20 @@ def test_a_generator_is_read_as_the_batches_are_sent() -> None:
             yield JobDefinition("report", {"n": n})
         raise InvalidJob("the source is broken")
 
-    with pytest.raises(InvalidJob):
-        Jobs(backend=recorder).enqueue_many(jobs_until_a_bad_one())  # type: ignore[arg-type]
-    assert recorder.batches == [1000]
+    jobs = Jobs(backend=recorder)  # type: ignore[arg-type]
+    calls: list[Callable[[], object]] = [
+        lambda: jobs.enqueue_many(jobs_until_a_bad_one()),
+        lambda: asyncio.run(_awaited(jobs, jobs_until_a_bad_one())),
+    ]
+    for number, call in enumerate(calls, 1):
+        with pytest.raises(InvalidJob) as raised:
+            call()
+        assert recorder.batches == [1000] * number
+        assert raised.value.__notes__ == ["1000 jobs were enqueued before it"]
+
+
+async def _awaited(jobs: Jobs, definitions: Iterable[JobDefinition]) -> None:
+    await jobs.aenqueue_many(definitions)
 
 
 def test_no_jobs_are_no_round_trip() -> None:

@@ -235,6 +235,16 @@ def test_a_refusal_says_why_the_batch_is_not_open(jobs: Jobs) -> None:
     batch.close()
     with pytest.raises(InvalidJob, match=r"^batch ended is not open: it has ended"):
         batch.add(double(1))
+    batch = jobs.batch(identifier="closed")
+
+    def one_too_many() -> Iterator[JobBuilder]:
+        yield from [JobBuilder("double", {"n": 1})] * 1000
+        batch.close()
+        yield JobBuilder("double", {"n": 1})
+
+    with pytest.raises(InvalidJob, match=r"^batch closed is not open: it was closed") as raised:
+        batch.add_many(one_too_many())
+    assert raised.value.__notes__ == ["1000 jobs were enqueued before it"]
 
 
 @pytest.mark.usefixtures("in_child")

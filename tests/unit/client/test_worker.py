@@ -26,6 +26,7 @@ from jobpool.client.jobs import Jobs
 from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, JobFailed, ResultNotKept, Unsupported
+from jobpool.handlers import ending
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
@@ -226,6 +227,25 @@ def test_an_interrupt_in_a_handler_ends_the_caller_and_frees_the_job(
     for handler in ("awaited", "first"):
         with pytest.raises(KeyboardInterrupt):
             run(JobDefinition(handler))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError()], ids=repr)
+def test_an_interrupt_while_an_error_is_put_into_words_ends_the_caller(
+    backend: MemoryBackend, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def interrupted(*_: object) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return ""
+
+    @registry.handler("report")
+    def build() -> None:
+        raise error
+
+    monkeypatch.setattr(ending, "told", interrupted)
+    ident = put(backend, "report")
+    with pytest.raises(KeyboardInterrupt):
+        QueueWorker(backend, registry).process_once("reports")
+    assert (found(backend, ident).state, found(backend, ident).attempts) == (State.WAITING, 0)
 
 
 def test_in_another_thread_it_works_without_the_alarm(backend: MemoryBackend, registry: HandlerRegistry) -> None:

@@ -27,7 +27,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, Expired, LostLease, NotRun, Outcome, Rejected
 from jobpool.message.settlement import Ack, Release
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspected, Inspector
+from jobpool.policy.inspection import Inspected, LeaseInspector
 from jobpool.policy.limits import Limits
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
@@ -87,7 +87,7 @@ def desk(inbox: Inbox) -> Desk:
 
 
 def thread_of(backend: MemoryBackend, limits: Limits, inbox: Inbox) -> FetchThread:
-    return FetchThread(backend, ((QUEUE, 1.0),), TTL, Inspector(EnvelopeSigner(), {}), inbox, limits)
+    return FetchThread(backend, ((QUEUE, 1.0),), TTL, LeaseInspector(EnvelopeSigner(), {}), inbox, limits)
 
 
 def admit(thread: FetchThread, found: list[Inspected]) -> list[ev.Leased]:

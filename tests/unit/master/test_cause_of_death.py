@@ -14,8 +14,8 @@ from jobpool.master import events as ev
 from jobpool.message.death import BROKEN, Death
 from jobpool.message.outcome import Crashed, EndReason, LostLease, MemoryExceeded, Stopped, TimedOut
 from jobpool.message.settlement import Abandon, Forfeit
+from jobpool.policy.classify import by_alarm, death_of, outcome_of_death, sender_of
 from jobpool.policy.inspection import Inspected
-from jobpool.policy.outcomes import by_alarm, death_of, outcome_of_death, sender_of
 
 OOM = "the kernel: out of memory"
 

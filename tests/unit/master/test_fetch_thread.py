@@ -17,7 +17,7 @@ from jobpool.master.dispatch import MAX_FETCH
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
 
@@ -29,7 +29,7 @@ def fetching(
     limits: Limits = Limits(),  # noqa: B008
 ) -> Running[FetchThread]:
     """A fetch thread that wants so many; of one queue unless others are named."""
-    weights, inspector = tuple((queue, 1.0) for queue in queues or (QUEUE,)), Inspector(EnvelopeSigner(), {})
+    weights, inspector = tuple((queue, 1.0) for queue in queues or (QUEUE,)), LeaseInspector(EnvelopeSigner(), {})
     running = Running(lambda inbox: FetchThread(backend, weights, 30.0, inspector, inbox, limits))
     running.thread.want(want)
     return running

@@ -22,7 +22,7 @@ from jobpool.message.outcome import Contended
 from jobpool.message.settlement import Ack, Release
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.breaker import CircuitBreaker
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
@@ -69,7 +69,7 @@ class Desk(Running[FetchThread]):
     ) -> None:
         self.backend = backend = Watched()
         backend._keys = keys(backend._turn, backend._store)
-        queues, inspector = ((QUEUE, 1.0), (OTHER, 1.0)), Inspector(EnvelopeSigner(), {})
+        queues, inspector = ((QUEUE, 1.0), (OTHER, 1.0)), LeaseInspector(EnvelopeSigner(), {})
         super().__init__(lambda inbox: FetchThread(backend, queues, 30.0, inspector, inbox, limits, breaker))
         self.running: list[JobLease] = []
         self.refused = 0
@@ -150,7 +150,12 @@ def test_what_other_pools_hold_is_asked_for_now_and_then_and_given_back(inbox: I
     with Desk(Limits(concurrency={QUEUE: 1})) as desk:
         desk.backend.enqueue_many(numbered(10))
         other = FetchThread(  # never started: another pool's first fetch, by hand
-            desk.backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox, Limits(concurrency={QUEUE: 1})
+            desk.backend,
+            ((QUEUE, 1.0),),
+            30.0,
+            LeaseInspector(EnvelopeSigner(), {}),
+            inbox,
+            Limits(concurrency={QUEUE: 1}),
         )
         other._fetch(1)
         [theirs] = inbox.take()

@@ -31,7 +31,7 @@ from jobpool.master.state import Note, Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspected, Inspector
+from jobpool.policy.inspection import Inspected, LeaseInspector
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
@@ -184,7 +184,7 @@ def test_leases_that_are_left_at_a_stop_are_told_with_what_the_broker_said(
 
 def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend(inbox: Inbox) -> None:
     backend = Sleepy()
-    fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, LeaseInspector(EnvelopeSigner(), {}), inbox)
     fetch_thread.want(1)
     master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, fetch_thread)
     with ThreadPoolExecutor(1) as threads:
@@ -203,7 +203,7 @@ def test_an_error_in_the_loop_ends_all_threads_and_children_and_is_raised(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, closed = MemoryBackend(), list[str]()
-    fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, LeaseInspector(EnvelopeSigner(), {}), inbox)
     master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, fetch_thread)
     monkeypatch.setattr(master.children, "poll", lambda _timeout: dict[str, int]()["a fault"])
     monkeypatch.setattr(master.children, "close", lambda: closed.append("children"))

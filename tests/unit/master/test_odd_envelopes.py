@@ -22,7 +22,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Failed
 from jobpool.message.settlement import Abandon, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspected, Inspector
+from jobpool.policy.inspection import Inspected, LeaseInspector
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
@@ -59,7 +59,7 @@ class Broker:
         self.pool.closed_to_hooks = frozenset()
         self.pool.cancels = {IDENT: Mark()} if cancelled else {}
         self.planner = Planner(RetryPolicy(), open_backend("memory://").pack)
-        self.inspector = Inspector(EnvelopeSigner(keys), {})
+        self.inspector = LeaseInspector(EnvelopeSigner(keys), {})
 
     def lease(self, body: bytes) -> list[tuple[Any, Settlement]]:
         """Lease it; return what is to be settled."""

@@ -18,7 +18,7 @@ from jobpool.master.run import Neighbourhood, waiting_elsewhere
 from jobpool.master.serving import Neighbours, Surveyed, named_queues
 from jobpool.master.settle_thread import SettleThread
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool.telemetry.metrics.catalogue import FETCHED
 from jobpool_backends.memory import MemoryBackend
 
@@ -139,7 +139,7 @@ def test_threads_take_up_queues_while_they_run() -> None:
     def survey(served: Any) -> ev.Event:
         return Surveyed(look(), waiting_elsewhere(backend, {*served, OTHER}))
 
-    fetch = FetchThread(backend, (), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    fetch = FetchThread(backend, (), 30.0, LeaseInspector(EnvelopeSigner(), {}), inbox)
     settle = SettleThread(backend, (), 30.0, ReapPolicy(), inbox, 3600.0, survey=survey)
     seen: list[ev.Event] = []
 

@@ -22,7 +22,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, decode, decode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import Inspector
+from jobpool.policy.inspection import LeaseInspector
 from jobpool.settings import load
 
 SIGNER = EnvelopeSigner("secret-key")
@@ -391,9 +391,9 @@ ATTACKS: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
 
 
 def test_an_inspector_tells_a_wrong_signature_from_a_wrong_body() -> None:
-    assert Inspector(SIGNER, {}).inspect(a_lease(BODY), float) is None
+    assert LeaseInspector(SIGNER, {}).inspect(a_lease(BODY), float) is None
     for attack, (change, about_signature) in ATTACKS.items():
-        outcome = Inspector(SIGNER, {}).inspect(a_lease(change(BODY)), float)
+        outcome = LeaseInspector(SIGNER, {}).inspect(a_lease(change(BODY)), float)
         assert isinstance(outcome, Rejected), attack
         assert outcome.signature is about_signature, attack
 

@@ -37,8 +37,8 @@ from jobpool.message.outcome import (
 )
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.classify import cancelled, counters_of, status_of
 from jobpool.policy.decide import MAX_EXTRA_MOVES, Rules, decide
-from jobpool.policy.outcomes import cancelled, counters_of, status_of
 from jobpool.policy.retry import RetryPolicy
 
 NOW = 1000.0

@@ -12,7 +12,7 @@ from jobpool.ipc.frames import run_packet
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.inspection import MAX_COUNTER, Inspector
+from jobpool.policy.inspection import MAX_COUNTER, LeaseInspector
 from jobpool_backends.memory import MemoryBackend
 
 
@@ -31,7 +31,7 @@ def counting(lease: JobLease, counter: str, value: int) -> JobLease:
 @pytest.mark.parametrize("value", [-1, MAX_COUNTER + 1, 2**64])
 def test_counters_that_cannot_be_true_are_rejected(lease: JobLease, counter: str, value: int) -> None:
     """They are not signed: who reaches the broker can write any number there, and must not end the pool by it."""
-    outcome = Inspector(EnvelopeSigner(), {}).inspect(counting(lease, counter, value), float)
+    outcome = LeaseInspector(EnvelopeSigner(), {}).inspect(counting(lease, counter, value), float)
     assert isinstance(outcome, Rejected)
     assert f"{counter} {value}" in outcome.why
 
@@ -39,5 +39,5 @@ def test_counters_that_cannot_be_true_are_rejected(lease: JobLease, counter: str
 @pytest.mark.parametrize("counter", ["attempts", "crashes", "deliveries"])
 def test_the_largest_that_is_taken_fits_into_a_frame(lease: JobLease, counter: str) -> None:
     most = counting(lease, counter, MAX_COUNTER)
-    assert Inspector(EnvelopeSigner(), {}).inspect(most, float) is None
+    assert LeaseInspector(EnvelopeSigner(), {}).inspect(most, float) is None
     assert run_packet(1, most.deliveries, most.attempts, most.crashes, 1.0, most.body)

@@ -8,23 +8,24 @@ BEGIN
 END $$;
 
 -- Called when messages have been added. Takes away those whose ids, chosen by their producers, are remembered; returns
--- how many. Rings for the queues that have something to fetch. It is done afterwards because an id may have ended just
+-- how many. Of the others it drops earlier results. Rings for the queues that have something to fetch. It is done afterwards because an id may have ended just
 -- now. Then the unique index has made us wait for that end, and only a later look sees it.
 CREATE OR REPLACE FUNCTION {schema}.finish_enqueue(chosen text[], ready text[], now bigint, eager boolean DEFAULT false)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
-    known integer := 0;
+    known text[] := '{}';
 BEGIN
     IF cardinality(chosen) > 0 THEN
-        DELETE FROM {schema}.messages WHERE id = ANY (ARRAY(
+        known := ARRAY(
             SELECT e.id FROM unnest(chosen) AS ident, LATERAL (
-                SELECT x.id, x.until FROM {schema}.ended x WHERE x.id = ident OFFSET 0) e WHERE e.until > now));
-        GET DIAGNOSTICS known = ROW_COUNT;
+                SELECT x.id, x.until FROM {schema}.ended x WHERE x.id = ident OFFSET 0) e WHERE e.until > now);
+        DELETE FROM {schema}.messages WHERE id = ANY (known);
+        DELETE FROM {schema}.results WHERE id = ANY (chosen) AND id <> ALL (known);
     END IF;
     IF cardinality(ready) > 0 THEN
         PERFORM {schema}.ring(ready, eager);
     END IF;
-    RETURN known;
+    RETURN cardinality(known);
 END $$;
 
 -- Add messages in this order, except those whose id is known. `dues`: microseconds of Unix time, NULL = now.

@@ -133,6 +133,7 @@ end
 -- a batch that is not open: then nothing was added.
 local function add(queues, names, words, at, count, refused, brought)
     local ids, given, remembered, moves, news, mores, taken, existing, joined = {}, {}, {}, {}, {}, {}, {}, {}, {}
+    local results = {}
     for i = 1, count do
         ids[i] = words[at + i - 1]
         local due_at = at + count + 5 * i - 3
@@ -148,6 +149,7 @@ local function add(queues, names, words, at, count, refused, brought)
                 moves[i], words[due_at] = ids[i] .. ' ' .. due, ''
             end
             push(given, ids[i])
+            results[ids[i]] = shared(queues[1], 'result:' .. ids[i]) -- of an earlier job, if one is kept
             push(remembered, moves[i] or ids[i])
         end
     end
@@ -171,6 +173,9 @@ local function add(queues, names, words, at, count, refused, brought)
                     return more.batch
                 end
                 seq = seq + 1
+                if results[id] then
+                    call('DEL', results[id])
+                end
                 note_new(news, names, id, seq, words, from, more)
                 push(moved, moves[i])
             end

@@ -1,4 +1,4 @@
-"""The outcome of an attempt, from a child's answer or death, and its count once it is settled. Pure."""
+"""Classification of an attempt: its outcome, from a child's answer or death, and its count once settled. Pure."""
 
 from __future__ import annotations
 
@@ -209,17 +209,12 @@ def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settl
         case Status.REJECTED:
             signature = isinstance(outcome, Rejected) and outcome.signature
             return ("rejected_signature" if signature else "rejected_payload",)
+        case Status.LOST:
+            return LEASE_LOST
+        case Status.ACKED:
+            return ()
         case other:
-            return _PLAIN_COUNTERS.get(other, ())
-
-
-_PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
-    Status.SKIPPED_IDEMPOTENT: ("skipped_idempotent",),
-    Status.RELEASED: ("released",),
-    Status.CANCELLED: ("cancelled",),
-    Status.LOST: LEASE_LOST,
-    Status.CRASHED: ("crashed",),
-}
+            return (other.value.replace("-", "_"),)
 
 
 def counts_as_attempt(outcome: Outcome) -> bool:
