@@ -23,6 +23,7 @@ from jobpool.broker.editing import edit, read_changes
 from jobpool.broker.values import Edited, MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.lease import JobLease
+from jobpool.message.names import LONGEST_IDENTIFIER
 from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release, Settled, Settlement
 
 QUEUES = ("reports", "mails")
@@ -51,6 +52,10 @@ guards = st.builds(
     holds=st.lists(st.builds(Hold, names, st.integers(1, 2)), unique_by=lambda hold: hold.name, max_size=2).map(tuple),
     rates=st.lists(st.builds(Rate, names, st.just(2), st.just(5.0)), unique=True, max_size=2).map(tuple),
 )
+
+
+def _longer(first: str, ident: str) -> str:
+    return f"{first}{ident}"[:LONGEST_IDENTIFIER]
 
 
 class Comparison(SideBySide):
@@ -151,7 +156,7 @@ class Comparison(SideBySide):
 
     @rule(pair=leases, reason=reasons, error=errors, cause=causes, followed=st.booleans())
     def abandon(self, pair: Pair, reason: str, error: str | None, cause: str | None, followed: bool) -> None:
-        copies = (a_job("copy", queue="mails", identifier=f"copy-of-{pair.ours.id}"),) if followed else ()
+        copies = (a_job("copy", queue="mails", identifier=_longer("copy-of-", pair.ours.id)),) if followed else ()
         self.settle_as(pair, Abandon(reason, error, cause, copies))
 
     @rule(pair=leases, attempts=st.integers(0, 1), crashes=st.integers(0, 1), error=errors, cause=causes)
@@ -210,7 +215,7 @@ class Comparison(SideBySide):
 
     @rule(pair=leases, queue=queues)
     def ack_with_follow_up(self, pair: Pair, queue: str) -> None:
-        follow_up = a_job("next", queue=queue, identifier=f"after-{pair.ours.id}")
+        follow_up = a_job("next", queue=queue, identifier=_longer("after-", pair.ours.id))
         self.settle_all([(pair, Ack((follow_up,)))], f"follow-{pair.ours.owner_token}")
 
     @rule(pair=leases, ttl=st.integers(1, 6))

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
 
+LOOK_AGAIN_S = 0.1  # seconds between two looks whether a signal came before the pool takes them
+
 log = logging.getLogger("jobpool.cli")
 
 
@@ -60,7 +62,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app, or drains if the terminal was closed. SIGTTIN
     and SIGTTOU add and remove a worker process. SIGQUIT logs the stack of each.
     """
-    _take_early(_EarlyStop(), signal.SIGTERM, signal.SIGINT)
+    early = _EarlyStop()
+    _take_early(early, signal.SIGTERM, signal.SIGINT)
     mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
     if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
@@ -91,6 +94,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
+    early.keep_looking()
     _leave(_serve(pool, lines if progress else None, ctx.obj))
 
 
@@ -127,8 +131,9 @@ def _hang_up(*_: object) -> None:
 class _EarlyStop:
     """Ends the process by an exception: the kernel drops a signal to process 1 that would end it by default.
 
-    Python ignores an exception that comes in a destructor, or in the callback of an import's lock. The signals
-    in `came` are then passed on by `master.inbox.Signals`, which takes over.
+    Python ignores an exception that comes in a destructor, or in the callback of an import's lock. And a signal just
+    before a call that blocks is heard after that call. So a timer looks again, until `master.inbox.Signals` takes over:
+    the signals in `came` are then passed on.
     """
 
     def __init__(self) -> None:
@@ -138,6 +143,17 @@ class _EarlyStop:
         sys.unraisablehook = _pass_over
         self.came.add(number)
         raise SystemExit(0)
+
+    def keep_looking(self) -> None:
+        with contextlib.suppress(ValueError):  # as above
+            signal.signal(signal.SIGALRM, self._look)
+            signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S, LOOK_AGAIN_S)
+
+    def _look(self, *_: object) -> None:
+        if signal.getsignal(signal.SIGTERM) is not self:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        elif self.came:
+            raise SystemExit(0)
 
 
 def _pass_over(ignored: sys.UnraisableHookArgs) -> None:
@@ -163,22 +179,20 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     from jobpool.ops.runtime_dir import VARIABLE, note_path, register, runtime_dir, this_pool, unregister
 
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "scheduler": pool.cron}
-    try:
-        place = runtime_dir()
-        about |= {"directory": place, "version": __version__, "since": time.time()}
-        note = this_pool(name=pool.name, backend=pool.backend, **about)
-        held = register(place, note)
-    except JobpoolError as error:
-        if os.environ.get(VARIABLE) or "NOTIFY_SOCKET" in os.environ:  # systemd waits to be told of it
-            raise
-        log.warning("top and health will not see this pool", extra={"why": str(error)})
-        yield pool, None
-        return
-    try:
+    with contextlib.ExitStack() as at_the_end:
+        try:
+            place = runtime_dir()
+            about |= {"directory": place, "version": __version__, "since": time.time()}
+            note = this_pool(name=pool.name, backend=pool.backend, **about)
+            at_the_end.callback(unregister, note_path(place, note.name, note.pid))  # a stop may come before its end
+            at_the_end.callback(os.close, register(place, note))
+        except JobpoolError as error:
+            if os.environ.get(VARIABLE) or "NOTIFY_SOCKET" in os.environ:  # systemd waits to be told of it
+                raise
+            log.warning("top and health will not see this pool", extra={"why": str(error)})
+            yield pool, None
+            return
         yield replace(pool, board_path=note.board), note
-    finally:
-        unregister(note_path(place, note.name, note.pid))
-        os.close(held)
 
 
 def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:

@@ -122,9 +122,9 @@ def _error_for(error: OSError) -> type[JobpoolError]:
 
 def unregister(path: Path) -> None:
     """Remove a note, its scoreboard and its socket; fine when they are gone already."""
-    for leftover in (path, path.with_suffix(".board"), path.with_suffix(".sock")):
+    for suffix in (".json", ".new", ".board", ".sock"):
         with contextlib.suppress(OSError):
-            leftover.unlink()
+            path.with_suffix(suffix).unlink()
 
 
 def discover(directory: Path, name: str | None = None) -> list[PoolFile]:

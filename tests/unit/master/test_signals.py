@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import pytest
+from support.waiting import wait_until
 
 from jobpool.cli.run import _EarlyStop
 from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
@@ -65,7 +67,7 @@ def test_the_old_handlers_come_back() -> None:
     assert signal.getsignal(signal.SIGHUP) is before
 
 
-def test_an_early_signal_whose_exception_was_ignored_is_passed_on(
+def test_an_early_signal_whose_exception_was_ignored_ends_the_next_call_or_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Raising:
@@ -75,15 +77,21 @@ def test_an_early_signal_whose_exception_was_ignored_is_passed_on(
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
     early = _EarlyStop()
     before = {number: signal.signal(number, early) for number in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGALRM] = signal.getsignal(signal.SIGALRM)
     signals = Signals()
     try:
+        early.keep_looking()
         Raising()
+        with pytest.raises(SystemExit):
+            time.sleep(10.0)
         signals.install()
+        wait_until(lambda: signal.getitimer(signal.ITIMER_REAL)[0] == 0.0)  # it looks no more
         assert signals.read() == [SignalCame(signal.SIGTERM)]
         with pytest.raises(SystemExit):
             early(signal.SIGINT, None)
     finally:
         signals.close()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
     assert "SystemExit" not in capfd.readouterr().err
