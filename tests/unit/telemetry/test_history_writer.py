@@ -157,7 +157,7 @@ def test_large_rows_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_row_that_cannot_be_made_disturbs_no_other(caplog: pytest.LogCaptureFixture) -> None:
     place = Moody()
     writer = a_writer(place)
-    writer.write([an_attempt(1), an_attempt(2, output=7), an_attempt(3)])
+    writer.write([an_attempt(1), an_attempt(2, cause=7), an_attempt(3)])
     assert len(place.lines) == 2
     assert writer.dropped == 1
     assert "a row of history could not be made" in caplog.text
