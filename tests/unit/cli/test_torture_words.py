@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,24 +129,6 @@ def test_a_disk_that_cannot_hold_the_ledger_is_told(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigurationError, match=r"the ledger takes about 12M, and .* are free at .*: name a folder"):
         check_machine(options, tmp_path / "not" / "yet")
     assert asked == [tmp_path]
-
-
-def test_whoever_interrupts_what_gives_up_already_is_not_heard(tmp_path: Path) -> None:
-    face = torture._Face(tmp_path, verbose=False, json_=False)
-    with torture._interrupts(face._interrupt):
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGHUP)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.raise_signal(number)
-
-
-def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with torture._interrupts(torture._Face(tmp_path, verbose=False, json_=False)._interrupt):
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_help_lists_every_kind_of_fault(jobpool: Jobpool) -> None:
