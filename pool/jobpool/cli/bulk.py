@@ -241,6 +241,7 @@ class Sweep:
     keep: int = 0
     done: int = 0
     begun: float = field(default_factory=time.monotonic)
+    bar: Any = None  # of its progress, while one is shown
 
     def count(self) -> int:
         """Count the matching messages; `CAP` = at least that number."""
@@ -255,10 +256,10 @@ class Sweep:
         """
         so_far = "{} {} so far; the same command goes on with the rest".format
         is_watched = sys.stderr.isatty() and (self.rate is not None or count > BATCH)
-        bar = click.progressbar(length=count, file=sys.stderr) if is_watched else None
+        self.bar = click.progressbar(length=count, file=sys.stderr) if is_watched else None
         try:
-            with bar or contextlib.nullcontext():
-                while self._round(count, bar) and count >= CAP:
+            with self.bar or contextlib.nullcontext():
+                while self._round(count) and count >= CAP:
                     count = self.count()
         except KeyboardInterrupt:
             note(f"\ninterrupted: {so_far(plural(self.done, 'message'), word)}")
@@ -269,23 +270,28 @@ class Sweep:
             raise
         return self.done
 
-    def _round(self, most: int, bar: Any) -> bool:
+    def _round(self, most: int) -> bool:
         """Do up to `most` messages, and return True if there were that many."""
         size = BATCH if self.rate is None else max(1, int(self.rate / 60 * TICK))
         left = most
         while left > 0:
             begun = time.monotonic()
             asked = min(size, left)
-            changed = self.backend.bulk(self._still_there(), Verb(self.verb), limit=asked)
-            self.done += changed
+            changed = self._change(self._still_there(), asked)
             left -= changed
-            if bar is not None:
-                bar.update(changed)
             if changed < asked:
                 return False
             if self.rate is not None and left > 0:
                 time.sleep(max(0.0, begun + asked * 60 / self.rate - time.monotonic()))
         return True
+
+    def _change(self, where: MessageFilter, most: int) -> int:
+        """Do it to at most this number of these, in one call; return how many it changed."""
+        changed = self.backend.bulk(where, Verb(self.verb), limit=most)
+        self.done += changed
+        if self.bar is not None:
+            self.bar.update(changed)
+        return changed
 
     def _still_there(self) -> MessageFilter:
         """Return the filter, less messages that came since the start: ages are taken as they were then."""
@@ -308,14 +314,11 @@ class AllButNewest(Sweep):
         self.going = tuple(ident for _, ident in died[: -self.keep])
         return len(self.going)
 
-    def _round(self, most: int, bar: Any) -> bool:
+    def _round(self, most: int) -> bool:
         """Carry out all in one round."""
         for first in range(0, most, BATCH):
             ids = self.going[first : first + BATCH]
-            changed = self.backend.bulk(structs.replace(self._still_there(), ids=ids), Verb(self.verb), limit=len(ids))
-            self.done += changed
-            if bar is not None:
-                bar.update(changed)
+            self._change(structs.replace(self._still_there(), ids=ids), len(ids))
         return False
 
 
@@ -342,19 +345,13 @@ class WholeQueues(Sweep):
         self.queues = list(held)  # of the others nothing is deleted, even if something comes meanwhile
         return sum(held.values())
 
-    def _round(self, most: int, bar: Any) -> bool:
+    def _round(self, most: int) -> bool:
         """Carry out all in one round: there is no other after it."""
         all_states = {*UNHELD, State.DEAD} <= set(self.where.states)
         for queue in self.queues:
             whole = MessageFilter(queue=queue, states=() if all_states else self.where.states)
-            while changed := self.backend.bulk(
-                whole, Verb(self.verb), limit=BATCH if self.is_capped else min(BATCH, most - self.done)
-            ):
-                self.done += changed
-                if bar is not None:
-                    bar.update(changed)
-                if self.done >= most and not self.is_capped:
-                    return False
+            while (size := BATCH if self.is_capped else min(BATCH, most - self.done)) and self._change(whole, size):
+                pass
         return False
 
 

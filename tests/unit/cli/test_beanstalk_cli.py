@@ -46,29 +46,6 @@ def bury(broker: QueueBackend, queue: str) -> str:
     return lease.id
 
 
-def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(
-    ask: Jobpool, broker: QueueBackend
-) -> None:
-    for _ in range(3):
-        ask("enqueue", "report", "customer=7", "-Q", "reports")
-    ask("enqueue", "report", "--delay", "1h", "-Q", "mails")
-    ident = bury(broker, "reports")
-    [mails, reports] = json.loads(ask("stats", "--json").stdout)
-    assert (mails["queue"], mails["delayed"]) == ("mails", 1)
-    assert (reports["queue"], reports["waiting"], reports["dead"]) == ("reports", 2, 1)
-
-    listed = ask("list", "--json")
-    assert [row["id"] for row in json.loads(listed.stdout)] == [ident]
-    assert "beanstalk:// shows dead letters alone" in listed.stderr
-    assert "`jobpool stats` counts that" in ask("list", "state:waiting", code=1).stderr
-    assert json.loads(ask("inspect", ident, "--json").stdout)["last_error"] == "too slow"
-    assert "no dead letter is called so" in ask("inspect", "0" * 16, code=1).stderr
-
-    assert "too slow" in ask("dead", "list", "reason:timeout").stdout
-    assert ask("dead", "retry", ident, "--yes").stdout == "1 message retried\n"
-    assert broker.stats("reports").waiting == 3
-
-
 def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
     ask: Jobpool, broker: QueueBackend, url: str
 ) -> None:

@@ -122,21 +122,13 @@ def test_one_machine_is_known_by_its_boot_or_its_name(tmp_path: Path) -> None:
             assert note_path(tmp_path, pool.name, pool.pid).exists() is not seen
 
 
-def test_notes_of_the_version_before_are_left_alone(tmp_path: Path) -> None:
-    pool = a_pool(tmp_path)
-    boot, host = pool.machine
-    former = asdict(pool) | {"started": 1, "boot": boot, "host": host}
-    del former["machine"]
-    path = note_path(tmp_path, pool.name, pool.pid)
-    path.write_text(json.dumps(former))
-    assert discover(tmp_path) == []
-    assert path.exists(), "it holds no lock, and may live"
-
-
-def test_rubbish_in_the_directory_is_ignored(tmp_path: Path) -> None:
-    for text in ("", "{", "[]", "{}", '{"pid": 1}', "\x00\xff"):
+def test_what_is_no_note_of_this_version_is_left_alone(tmp_path: Path) -> None:
+    """It holds no lock; that of a version before may live."""
+    former = asdict(a_pool(tmp_path)) | {"machine": None, "boot": "b", "host": "h"}
+    for text in ("", "{", "[]", "{}", '{"pid": 1}', "\x00\xff", json.dumps(former)):
         (tmp_path / "x.json").write_text(text)
         assert discover(tmp_path) == [], text
+        assert (tmp_path / "x.json").exists(), text
 
 
 # --- which directory --------------------------------------------------------------------------------

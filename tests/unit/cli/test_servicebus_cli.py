@@ -34,16 +34,6 @@ def configuration(namespace: PeerProcess) -> str:
     return f'backend = "{namespace.connection_string}"\nqueues = ["reports"]\n'
 
 
-def test_messages_are_found_in_the_queues_of_the_settings(ask: Jobpool) -> None:
-    ident = ask("enqueue", "report", "customer=7", "-Q", "reports").stdout.strip()
-    counted = ask("stats", "--json")
-    assert [(row["queue"], row["waiting"]) for row in json.loads(counted.stdout)] == [("reports", 1)]
-    assert "servicebus:// cannot list its queues: shown are reports" in counted.stderr
-    assert "counts messages that others have leased as waiting" in counted.stderr
-    assert [row["id"] for row in json.loads(ask("list", "--json").stdout)] == [ident]
-    assert ask("purge", "-Q", "reports", "--yes").stdout == "1 message purged\n"
-
-
 def test_a_word_that_is_the_id_of_a_dead_letter_means_that_one_alone(
     ask: Jobpool, namespace: PeerProcess, tmp_path: Path
 ) -> None:

@@ -83,6 +83,23 @@ def test_between_two_runs_of_a_search_one_signal_ends_it(face: torture._Face) ->
     assert not run.result.interrupted
 
 
+def test_whoever_interrupts_what_gives_up_already_is_not_heard(face: torture._Face) -> None:
+    with torture._interrupts(face._interrupt):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(number)
+
+
+def test_what_was_ignored_stays_ignored(face: torture._Face) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with torture._interrupts(face._interrupt):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture import command as torture
 from jobpool_torture import options as limits
 from jobpool_torture.options import Options, check_machine
-from jobpool_torture.schedule import KINDS, Fault, dump
+from jobpool_torture.schedule import KINDS, dump
 
 
 @pytest.fixture(autouse=True)
@@ -91,18 +90,9 @@ ABOUT = {"seed": 1, "seconds": 2.0, "pools": 2, "workers": 2, "ttl": 1.0, "rate"
     ("text", "words", "said"),
     [
         ("hello", [], "it is not a schedule"),
-        (dump([Fault(0, 1.0, "child.kill")], {"seed": 1}), [], "missing required field `seconds`"),
-        (dump([Fault(0, 1.0, "child.kill", pool=2)], ABOUT), [], "fault 0 strikes a pool that is not there"),
-        (dump([], ABOUT | {"pools": 2.5}), [], "not a schedule: Expected `int`, got `float` - at `$.about.pools`"),
-        (dump([], ABOUT | {"rate": True}), [], "got `bool` - at `$.about.rate`"),
-        (dump([], ABOUT | {"seconds": 10**400}), [], "not a schedule"),
-        (dump([], ABOUT | {"ttl": float("nan")}), [], "JSON is malformed"),
         (dump([], ABOUT), ["--seed", "3"], "--replay takes --seed from its file: leave it out"),
     ],
-    ids=[
-        *("no schedule", "nothing about the run", "no such pool", "half a pool", "a rate of yes", "too long", "no ttl"),
-        "options besides",
-    ],
+    ids=["no schedule", "options besides"],
 )
 def test_a_schedule_that_cannot_be_replayed(
     jobpool: Jobpool, tmp_path: Path, text: str, words: list[str], said: str
@@ -139,24 +129,6 @@ def test_a_disk_that_cannot_hold_the_ledger_is_told(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigurationError, match=r"the ledger takes about 12M, and .* are free at .*: name a folder"):
         check_machine(options, tmp_path / "not" / "yet")
     assert asked == [tmp_path]
-
-
-def test_whoever_interrupts_what_gives_up_already_is_not_heard(tmp_path: Path) -> None:
-    face = torture._Face(tmp_path, verbose=False, json_=False)
-    with torture._interrupts(face._interrupt):
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGHUP)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.raise_signal(number)
-
-
-def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with torture._interrupts(torture._Face(tmp_path, verbose=False, json_=False)._interrupt):
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_help_lists_every_kind_of_fault(jobpool: Jobpool) -> None:

@@ -122,28 +122,21 @@ def test_an_error_in_the_thread_is_said_and_it_goes_on(
     assert caplog.text.count("history cannot be written") == 1
 
 
-def test_an_outage_fills_no_memory_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LEFT", 10)
+@pytest.mark.parametrize(
+    ("bound", "most", "output", "kept"), [("MOST_LEFT", 10, 0, 10), ("BYTES_LEFT", 200_000, 40_000, 4)]
+)
+def test_an_outage_fills_no_memory_and_what_is_dropped_is_counted(
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int, output: int, kept: int
+) -> None:
+    monkeypatch.setattr(module, bound, most)
     place = Moody()
     writer = a_writer(place)
     place.broken = True
     for number in range(25):
-        writer.write([an_attempt(number)])
+        writer.write([an_attempt(number, output="x" * output)])
     place.broken = False
     writer.write([])
-    assert writer.dropped == 15
-    assert len(place.lines) == 10
-
-
-def test_nor_does_one_of_large_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BYTES_LEFT", 200_000)
-    place = Moody()
-    writer = a_writer(place)
-    place.broken = True
-    writer.write([an_attempt(n, output="x" * 40_000) for n in range(9)])
-    place.broken = False
-    writer.write([])
-    assert (writer.dropped, len(place.lines)) == (5, 4)
+    assert (writer.dropped, len(place.lines)) == (25 - kept, kept)
 
 
 def test_large_rows_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +150,7 @@ def test_large_rows_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_row_that_cannot_be_made_disturbs_no_other(caplog: pytest.LogCaptureFixture) -> None:
     place = Moody()
     writer = a_writer(place)
-    writer.write([an_attempt(1), an_attempt(2, output=7), an_attempt(3)])
+    writer.write([an_attempt(1), an_attempt(2, cause=7), an_attempt(3)])
     assert len(place.lines) == 2
     assert writer.dropped == 1
     assert "a row of history could not be made" in caplog.text

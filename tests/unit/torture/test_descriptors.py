@@ -16,7 +16,7 @@ from jobpool_torture.baseline import (
     listed,
 )
 from jobpool_torture.environment import connections
-from jobpool_torture.processes import SOCKET, UNIX_SOCKET, unix_sockets
+from jobpool_torture.processes import SOCKET, UNIX_SOCKET
 
 SOCKETS = MAX_MORE_CONNECTIONS[SOCKET]
 BEFORE = Counter({"socket": 10, "unix socket": 12, "pipe": 3, "/jobs.db": 1})
@@ -68,15 +68,6 @@ def test_what_connections_are_depends_on_the_broker() -> None:
         (FILE, {"socket": 1}, False),
     ]:
         assert (grown({"pool1": changes}, kind) == []) is is_fine, (kind, changes)
-
-
-def test_the_systems_table_of_unix_sockets() -> None:
-    table = """Num       RefCount Protocol Flags    Type St Inode Path
-0000000000000000: 00000003 00000000 00000000 0001 03 27385
-0000000000000000: 00000002 00000000 00010000 0001 01 16573 /run/systemd/a b
-"""
-    assert unix_sockets(table) == {"27385", "16573"}
-    assert unix_sockets("") == set()
 
 
 def test_sockets_of_the_unix_family_are_told_from_others() -> None:

@@ -77,33 +77,19 @@ def test_after_an_accepted_ack_no_other_job_of_the_key_begins() -> None:
 
 
 @pytest.mark.parametrize("items", [KEYED, SINGLE], ids=["a key", "one at a time"])
-@pytest.mark.parametrize(
-    ("lines", "caught"),
-    [
-        ([*of("a", START, settled(1, "nack"), begun=10), *of("b", START, settled(1, "nack"), begun=10.5)], {"b"}),
-        ([*of("a", START, settled(1, "forfeit"), begun=10), *of("b", START, settled(1, "nack"), begun=10.5)], {"b"}),
-        ([*of("a", START, settled(1, "nack"), begun=10), *of("b", START, settled(1, "nack"), begun=11.5)], set()),
-        ([*of("a", START, settled(1, "nack", "expired"), begun=10), *done("b", 10.5)], set()),
-        ([*of("a", START, unknown(1, "nack"), begun=10), *done("b", 10.5)], set()),
-        ([*of("a", START, begun=10), *done("b", 10.5)], set()),
-        ([*of("a", START, settled(1, "nack"), begun=10), *of("c", START, settled(1, "nack"), begun=10.5)], set()),
-        ([*of("a", START, settled(1, "nack"), begun=10), *of("b", settled(1, "release"), begun=10.5)], set()),
-    ],
-    ids=[
-        "both settled",
-        "both settled, and one had crashed",
-        "while the first was being settled",
-        "the first had lost its lease",
-        "the first may have lost its lease",
-        "the first was cut short",
-        "another name",
-        "the second did not run",
-    ],
-)
-def test_two_that_held_the_same_did_not_run_at_once(
-    lines: list[Line], caught: set[str], items: dict[str, Item]
-) -> None:
-    assert set(broken(lines, items)) == caught
+def test_two_that_held_the_same_did_not_run_at_once(items: dict[str, Item]) -> None:
+    first = of("a", START, settled(1, "nack"), begun=10)
+    for case, lines, caught in [
+        ("both settled", [*first, *of("b", START, settled(1, "nack"), begun=10.5)], {"b"}),
+        ("both settled, and one had crashed", [*KILLED, *of("b", START, settled(1, "nack"), begun=10.5)], {"b"}),
+        ("while the first was being settled", [*first, *of("b", START, settled(1, "nack"), begun=11.5)], set()),
+        ("it had lost its lease", [*of("a", START, settled(1, "nack", "expired"), begun=10), *done("b", 10.5)], set()),
+        ("it may have lost its lease", [*of("a", START, unknown(1, "nack"), begun=10), *done("b", 10.5)], set()),
+        ("the first was cut short", [*of("a", START, begun=10), *done("b", 10.5)], set()),
+        ("another name", [*first, *of("c", START, settled(1, "nack"), begun=10.5)], set()),
+        ("the second did not run", [*first, *of("b", settled(1, "release"), begun=10.5)], set()),
+    ]:
+        assert set(broken(lines, items)) == caught, case
 
 
 def test_a_long_run_is_compared_with_all_that_begin_in_it() -> None:

@@ -24,9 +24,3 @@ def test_a_run_that_has_shown_nothing_is_not_clean() -> None:
         assert result.is_clean is not bool(doubt), case
         assert result.violations == 0, case
         assert result.to_dict()["doubt"] == result.doubt, case
-
-
-def test_a_violation_is_never_clean() -> None:
-    result = Result()
-    result.add("LOST", ["a"])
-    assert not result.is_clean

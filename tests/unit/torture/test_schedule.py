@@ -125,6 +125,9 @@ def test_what_is_no_schedule_is_refused() -> None:
         '{"version": 1, "about": [], "faults": []}',
         json.dumps({"version": 1, "about": ABOUT, "faults": {}}),
         "[" * 100_000,
+        dump([], {"seed": 1}),
+        *(dump([], ABOUT | {name: value}) for name, value in [("pools", 2.5), ("rate", True), ("ttl", float("nan"))]),
+        dump([], ABOUT | {"seconds": 10**400}),
     ]:
         with row(text), pytest.raises(ValueError, match="it is not a schedule"):
             load(text)
@@ -135,7 +138,8 @@ def test_a_schedule_of_another_version_is_refused_by_its_version() -> None:
         load('{"version": 2, "about": {}, "faults": []}')
 
 
-def test_a_number_names_one_fault() -> None:
-    entry = {"number": 0, "at": 1, "kind": "child.kill"}
+def test_a_number_names_one_fault_and_its_pool_is_there() -> None:
     with pytest.raises(ValueError, match="have one number"):
-        load(json.dumps({"version": 1, "about": ABOUT, "faults": [entry, entry]}))
+        load(dump([Fault(0, 1, "child.kill")] * 2, ABOUT))
+    with pytest.raises(ValueError, match="fault 0 strikes a pool that is not there"):
+        load(dump([Fault(0, 1, "child.kill", pool=3)], ABOUT))

@@ -9,46 +9,44 @@ from jobpool_torture.judge import Window, copied, doubled, heard, recounted, rep
 from jobpool_torture.ledger import Line
 
 
-@pytest.mark.parametrize(
-    ("line", "window", "may_be"),
-    [
-        (Line("settled", "a", verb="forfeit", pool="pool1", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), True),
-        (Line("unknown", "a", verb="nack", pool="pool1", since=1, at=9), Window("", "broker.restart", 5, 5), True),
-        (Line("settled", "a", verb="ack", pool="pool1", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), False),
-        (Line("settled", "a", verb="nack", pool="pool2", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), False),
-        (Line("settled", "a", verb="nack", pool="pool1", since=4.9, at=5.1), Window("pool1", "pool.term", 5, 5), False),
-        (Line("settled", "a", verb="nack", pool="pool1", since=4, at=4.9), Window("pool1", "net.cut", 5, 5), False),
-    ],
-    ids=["cut in the call", "restarted in the call", "an ack", "another pool", "another fault", "before it"],
-)
-def test_a_copy_may_be_left_where_the_way_to_the_broker_was_bad(line: Line, window: Window, may_be: bool) -> None:
-    assert (copied([line], [window]) == {"a"}) is may_be
+def a_call(verb: str, pool: str = "pool1", event: str = "settled", since: float = 4.9, at: float = 5.1) -> Line:
+    return Line(event, "a", fence=2, verb=verb, pool=pool, since=since, at=at)
 
 
-@pytest.mark.parametrize(
-    ("window", "is_heard"),
-    [
-        (Window("pool1", "forkserver.kill", 5.02, 5.02), False),
-        (Window("pool1", "forkserver.kill", 4.99, 4.99), False),
-        (Window("pool1", "forkserver.kill", 3.9, 3.9), True),
-        (Window("pool1", "forkserver.kill", 5.2, 5.2), True),
-        (Window("pool2", "forkserver.kill", 5.02, 5.02), True),
-        (Window("pool1", "child.kill", 5.02, 5.02), True),
-    ],
-    ids=["killed then", "killed just before", "killed long before", "killed after", "another pool", "a child"],
-)
-def test_a_failure_is_unheard_if_its_fork_server_died_before_the_release(window: Window, is_heard: bool) -> None:
-    fail = Line("fail", "a", fence=2, at=5.0)
-    release = Line("settled", "a", fence=2, verb="release", pool="pool1", since=5.1, at=5.12)
-    assert heard([fail, release], [window]) == ([fail, release] if is_heard else [release])
-    nack = Line("settled", "a", fence=2, verb="nack", pool="pool1", since=5.1, at=5.12)
-    assert heard([fail, nack], [window]) == [fail, nack]
+CUT = Window("pool1", "net.cut", 5, 5)
+
+
+def test_a_copy_may_be_left_where_the_way_to_the_broker_was_bad() -> None:
+    for case, line, window, may_be in [
+        ("cut in the call", a_call("forfeit"), CUT, True),
+        ("restarted in the call", a_call("nack", "pool1", "unknown", 1, 9), Window("", "broker.restart", 5, 5), True),
+        ("an ack", a_call("ack"), CUT, False),
+        ("another pool", a_call("nack", "pool2"), CUT, False),
+        ("another fault", a_call("nack"), Window("pool1", "pool.term", 5, 5), False),
+        ("before it", a_call("nack", since=4, at=4.9), CUT, False),
+    ]:
+        assert (copied([line], [window]) == {"a"}) is may_be, case
+
+
+def test_a_failure_is_unheard_if_its_fork_server_died_before_the_release() -> None:
+    fail, release = Line("fail", "a", fence=2, at=5.0), a_call("release", since=5.1, at=5.12)
+    nack = a_call("nack", since=5.1, at=5.12)
+    for case, pool, kind, at, is_heard in [
+        ("killed then", "pool1", "forkserver.kill", 5.02, False),
+        ("killed just before", "pool1", "forkserver.kill", 4.99, False),
+        ("killed long before", "pool1", "forkserver.kill", 3.9, True),
+        ("killed after", "pool1", "forkserver.kill", 5.2, True),
+        ("another pool", "pool2", "forkserver.kill", 5.02, True),
+        ("a child", "pool1", "child.kill", 5.02, True),
+    ]:
+        window = Window(pool, kind, at, at)
+        assert heard([fail, release], [window]) == ([fail, release] if is_heard else [release]), case
+        assert heard([fail, nack], [window]) == [fail, nack], case
 
 
 def test_follow_ups_of_an_ack_count_as_copies_and_the_acked_does_not() -> None:
-    ack = Line("settled", "a", fence=2, verb="ack", pool="pool1", since=4.9, at=5.1)
-    assert copied([Line("follow", "a", fence=2, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == {"b"}
-    assert copied([Line("follow", "a", fence=1, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == set()
+    assert copied([Line("follow", "a", fence=2, tag="b"), a_call("ack")], [CUT]) == {"b"}
+    assert copied([Line("follow", "a", fence=1, tag="b"), a_call("ack")], [CUT]) == set()
 
 
 def test_a_crash_may_have_been_charged_by_half_where_a_pool_was_cut_off_between_two_fetches() -> None:
@@ -82,19 +80,15 @@ def test_an_enqueue_that_took_long_may_have_been_sent_twice(took: float, may_be:
     assert repeated([Line("try", "a", at=5.0), Line("enq", "a", at=5.0 + took), Line("try", "b", at=5.0)]) == may_be
 
 
-@pytest.mark.parametrize(
-    ("can", "excused"),
-    [
-        (Capabilities(), set()),
-        (Capabilities(keeps_records=False, exact_counts=False), {"nacked", "slow"}),
-        (Capabilities(keeps_records=False), {"nacked", "slow", "held"}),
-    ],
-    ids=["none", "copies, and counts not exactly", "charges by a copy"],
-)
-def test_only_what_a_broker_cannot_do_is_excused(can: Capabilities, excused: set[str]) -> None:
+def test_only_what_a_broker_cannot_do_is_excused() -> None:
     story = [
         *(Line("try", "slow", at=1.0), Line("enq", "slow", at=2.0)),
         Line("settled", "nacked", verb="nack", pool="pool1", since=4.9, at=5.1),
         Line("fetched", "held", pool="pool1", since=1.0, at=1.1),
     ]
-    assert doubled(story, [Window("pool1", "net.cut", 5, 5)], can) == excused
+    for case, can, excused in [
+        ("none", Capabilities(), set()),
+        ("copies, and counts not exactly", Capabilities(keeps_records=False, exact_counts=False), {"nacked", "slow"}),
+        ("charges by a copy", Capabilities(keeps_records=False), {"nacked", "slow", "held"}),
+    ]:
+        assert doubled(story, [CUT], can) == excused, case

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from jobpool.message.masking import Masker
 from jobpool.message.names import is_name
@@ -17,6 +18,8 @@ FIELDS = (
     *("start", "end", "duration", "cause"),
 )
 """In this order; absent = None."""
+
+MASKED = frozenset({"name", "job", "payload", "output", "error", "cause"})
 
 LARGEST = 200 * 1024  # bytes of one row: a key store takes 256 KiB, and a line is easier to read
 LONGEST_TEXT = 64 * 1024 + 256
@@ -51,33 +54,18 @@ class AttemptRow(Struct, frozen=True):
 def row_of(attempt: AttemptRow, masker: Masker) -> dict[str, Any]:
     """Return the row, masked."""
     ended = None if attempt.start is None else attempt.start + (attempt.duration or 0.0)
-    return {
-        "name": masker.text(attempt.name),
-        "job": masker.text(attempt.job),
-        "id": attempt.id,
-        "attempt": attempt.attempt,
-        "queue": attempt.queue,
-        "source": "queue",  # fetched from a queue by a pool
-        "payload": masker.value(attempt.payload),
-        "output": masker.text(attempt.output),
-        "error": None if attempt.error is None else masker.text(attempt.error),
-        "status": attempt.status,
-        "start": attempt.start,
-        "end": ended,
-        "duration": attempt.duration,
-        "cause": _cause(attempt.cause, masker),
-    }
+    # Source "queue": fetched from a queue by a pool.
+    values = asdict(attempt) | {"source": "queue", "end": ended, "cause": _cause(attempt.cause)}
+    return {field: masker.value(values[field]) if field in MASKED else values[field] for field in FIELDS}
 
 
-def _cause(cause: str | None, masker: Masker) -> Any:
+def _cause(cause: str | None) -> Any:
     """Return a record as a dict (death.py), another text as it is."""
-    if cause is None:
-        return None
     try:
-        found = json.loads(cause)
+        found = json.loads(cause or "")
     except (ValueError, RecursionError):
         found = None
-    return masker.value(found if isinstance(found, dict) else cause)
+    return found if isinstance(found, dict) else cause
 
 
 def encode(row: Mapping[str, Any], largest: int = LARGEST) -> bytes:
