@@ -279,7 +279,7 @@ def _renewed(pool: Pool, event: ev.Renewed) -> None:
     for delivery, lease in event.renewals:
         if lease is not None:
             delivery.lease = lease
-        elif not delivery.settling:
+        elif not (delivery.settling or delivery.acks_itself):  # which its handler's own commit may have ended
             pool.lose(delivery, why=NOT_OURS)
 
 
