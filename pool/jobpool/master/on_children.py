@@ -115,7 +115,8 @@ def _closed_to_hooks(pool: Pool) -> frozenset[str] | None:
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
     if (server := pool.servers.get(event.generation)) and not server.refused:
         server.ending = True  # it exits by itself
-    if pool.generation == 0 and pool.boot.failures == 0:
+    is_last = not any(other.is_young for other in pool.servers.values())  # of the start's import and its reloads
+    if pool.generation == 0 and pool.boot.failures == 0 and is_last:
         pool.fail(event.error, "the app does not load", event.trace)
         return
     again_in = pool.server_failed(event.generation, event.error, pool.now)

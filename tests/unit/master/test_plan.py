@@ -720,6 +720,21 @@ class TestLeases:
         assert delivery.nonce in stage.pool.held
         assert stage.pool.counters.lost == 0
 
+    def test_a_lease_that_the_handlers_own_commit_may_have_ended_is_lost_at_its_end_only(self) -> None:
+        stage = Stage(workers=1).boot()
+        slot = stage.run()
+        slot.deliveries[0].acks_itself = True
+        stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+        assert not of(stage.after(0.02), act.KillChild)
+        assert len(of(stage.after(30.0), act.KillChild)) == 1, "it was really lost, or goes on for long"
+
+        stage = Stage(workers=1).boot()
+        slot = stage.run()
+        slot.deliveries[0].acks_itself = True
+        stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+        stage.answer(slot)
+        assert [type(settlement) for _, settlement in stage.settled] == [Ack], "the broker says which it was"
+
     def test_a_refused_settlement_is_counted_as_lost(self) -> None:
         stage = Stage(workers=1).boot()
         delivery = stage.run().deliveries[0]
@@ -1026,6 +1041,19 @@ class TestReload:
         assert len(stage.idle) == 2
         assert not stage.pool.is_stopping
         assert not of(stage.after(1.0), act.StartForkServer)
+
+    @pytest.mark.parametrize(("bad", "good"), [(1, 2), (2, 1)])
+    def test_of_two_imports_at_the_start_one_may_fail(self, bad: int, good: int) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert list(stage.pool.servers) == [1, 2]
+        stage.tell(ev.AppFailed(bad, "SyntaxError", ""), ev.ForkServerGone(bad))
+        assert not stage.pool.is_stopping
+        stage.load(generation=good)
+        stage.after(1.0)
+        stage.make_ready()
+        assert [slot.generation for slot in stage.idle] == [good]
 
     def test_why_a_reload_failed_is_kept_until_the_next_good_one(self) -> None:
         for how, error in [
