@@ -185,9 +185,9 @@ def _answered(pool: Pool, event: ev.Answered) -> None:
     if pool.open_breakers:
         pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
     if pool.cancels:
-        pool.cancels_over += [
-            delivery.lease.id for delivery, _, answer in event.answers if delivery.cancelled and answer
-        ]
+        # Not of one that was on its way back when its mark was read: the mark is for its next delivery.
+        ended = [d.lease.id for d, s, answer in event.answers if d.cancelled and answer and isinstance(s, Ack | Abandon)]
+        pool.cancels_over += ended
 
 
 def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:

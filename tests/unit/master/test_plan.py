@@ -858,6 +858,22 @@ class TestStopping:
         note = stage.pool.notes[-1]
         assert (note.event, note.fields["left"]) == ("the jobs that are left wait in paused queues", 3)
 
+    @pytest.mark.parametrize("settlement", [Nack(5.0), Release(5.0), Forfeit()])
+    def test_a_mark_that_is_read_while_the_job_goes_back_cancels_its_next_delivery(
+        self, settlement: Nack | Release | Forfeit
+    ) -> None:
+        stage = Stage(workers=1).boot()
+        delivery = stage.run().deliveries[0]
+        delivery.settling = True
+        lease = delivery.lease
+        stage.tell(ev.ControlRead(Asked(cancels={lease.id: Mark()})))
+        stage.tell(ev.Answered([(delivery, settlement, Settled.OK)]))
+        assert stage.pool.cancels_over == [], "it was not cancelled yet"
+        stage.tell(ev.Leased([Inspected(lease, None)]))
+        [(ident, abandon)] = stage.settled
+        assert (ident, getattr(abandon, "reason", None)) == (lease.id, "cancelled")
+        assert stage.pool.cancels_over == [lease.id]
+
     def test_a_job_that_is_cancelled_before_its_run_is_told_with_its_handler(self) -> None:
         stage = Stage(workers=1).boot()
         lease = stage.a_lease("report")
