@@ -61,6 +61,8 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         pool.boot.succeeded()  # what failed was the old code
     pool.reload_error = ""
     pool.handlers = {info.name: info for info in event.app.handlers}
+    for delivery in [d for d in pool.held.values() if d.handler in pool.handlers]:  # the new code may get it
+        delivery.acks_itself |= pool.handlers[delivery.handler].ack_in_transaction
     pool.unknown_since.clear()  # what waited for a handler may have run with the code before
     serve_named(pool, event.app.handlers, is_first=is_first)
     pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True

@@ -186,8 +186,8 @@ def _answered(pool: Pool, event: ev.Answered) -> None:
         pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
     if pool.cancels:
         # Not of one that was on its way back when its mark was read: the mark is for its next delivery.
-        ended = [d.lease.id for d, s, answer in event.answers if d.cancelled and answer and isinstance(s, Ack | Abandon)]
-        pool.cancels_over += ended
+        over = [delivery for delivery, settlement, ok in event.answers if ok and isinstance(settlement, Ack | Abandon)]
+        pool.cancels_over += [delivery.lease.id for delivery in over if delivery.cancelled]
 
 
 def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:

@@ -205,11 +205,10 @@ class SettleThread(MasterThread):
 
     def _note_answered(self, batch: list[Work], answers: Sequence[Settled], asked_at: float) -> None:
         now = self._clock.mono()
-        took = now - asked_at
         if any(answers):  # a refusal alone may come without a question to the broker
             self.answered_at = now
             self._broker_retry.over(self._kind(batch[0][0].lease.queue))
-        self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
+        self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], now - asked_at))
         self._left -= len(batch)
         if self._until_empty and self._left <= 0:
             self._count_at = 0.0  # nothing may be left: the pool need not wait for the next turn to hear of it

@@ -82,6 +82,18 @@ class TestBoot:
         heads = [slot.deliveries[0] for slot in stage.busy]
         assert {head.handler: head.acks_itself for head in heads} == {"transfer": True, "report": False}
 
+    def test_new_code_that_acks_itself_may_do_so_for_what_was_fetched_for_the_old(self) -> None:
+        stage = Stage(workers=1)
+        stage.pool.can = Capabilities(transactions=True)
+        stage.boot().lease("slow", "report")
+        [waiting] = stage.pool.ready
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2, handlers=[HandlerInfo("report", ack_in_transaction=True), HandlerInfo("slow")])
+        stage.make_ready()
+        [head] = [slot.deliveries[0] for slot in stage.busy if slot.generation == 2]
+        assert head is waiting
+        assert head.acks_itself
+
     def test_children_that_do_not_boot_are_tried_again_after_a_back_off(self) -> None:
         stage = Stage(workers=1).start()
         [slot] = stage.pool.slots.live
