@@ -177,7 +177,7 @@ class QueueWorker:
         if attempt.exception is not None:  # Ctrl-C, which is meant for this program, and not for the job alone
             self._conclude(LostLease() if keeper.lost else Stopped(), keeper.lease, handler)
             raise attempt.exception
-        if keeper.lost:
+        if keeper.lost and job.ack is None:  # else its own commit may have ended it, which the broker tells
             return LostLease(), keeper.lease
         now = self._clock.mono()
         met = self._unknown_since.get(lease.id, now)

@@ -116,7 +116,7 @@ class FetchThread(MasterThread):
         self._nudge()
 
     def _is_paused(self, queue: str) -> bool:
-        return self._paused is None or queue in self._paused
+        return (paused := self._paused) is None or queue in paused  # the loop may change it meanwhile
 
     def _nudge(self) -> None:
         with self._turn:

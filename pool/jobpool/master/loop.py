@@ -299,8 +299,7 @@ class Master:
                     stack = "idle"  # nothing but jobpool waiting for a job
                 pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=stack)
         asks, self._stack_asks = self._stack_asks, []
-        for ask in asks:
-            (action, child, since) = ask
+        for action, child, since in asks:
             gone = action.slot.child != child
             if gone or now >= since + MAX_STACK_WAIT_S:
                 reply(action.answer, f"child {child} has ended" if gone else NO_STACK)
@@ -308,7 +307,7 @@ class Master:
                 stack = self.children.stack(action.slot)
                 reply(action.answer, (users_stack(stack) if action.slot.deliveries else stack) or NO_STACK)
             else:
-                self._stack_asks.append(ask)
+                self._stack_asks.append((action, child, since))
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread
@@ -386,6 +385,7 @@ class Master:
 
     def _end(self) -> Counts:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more; the counts."""
+        self.settle_thread.settle(self._batch.take())
         for thread in (self.settle_thread, *self._upkeep_threads):
             if thread is not self._control_thread:
                 thread.stop()

@@ -61,6 +61,8 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         pool.boot.succeeded()  # what failed was the old code
     pool.reload_error = ""
     pool.handlers = {info.name: info for info in event.app.handlers}
+    for delivery in [d for d in pool.held.values() if d.handler in pool.handlers]:  # the new code may get it
+        delivery.acks_itself |= pool.handlers[delivery.handler].ack_in_transaction
     pool.unknown_since.clear()  # what waited for a handler may have run with the code before
     serve_named(pool, event.app.handlers, is_first=is_first)
     pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True
@@ -115,7 +117,8 @@ def _closed_to_hooks(pool: Pool) -> frozenset[str] | None:
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
     if (server := pool.servers.get(event.generation)) and not server.refused:
         server.ending = True  # it exits by itself
-    if pool.generation == 0 and pool.boot.failures == 0:
+    is_last = not any(other.is_young for other in pool.servers.values())  # of the start's import and its reloads
+    if pool.generation == 0 and pool.boot.failures == 0 and is_last:
         pool.fail(event.error, "the app does not load", event.trace)
         return
     again_in = pool.server_failed(event.generation, event.error, pool.now)

@@ -185,9 +185,9 @@ def _answered(pool: Pool, event: ev.Answered) -> None:
     if pool.open_breakers:
         pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
     if pool.cancels:
-        pool.cancels_over += [
-            delivery.lease.id for delivery, _, answer in event.answers if delivery.cancelled and answer
-        ]
+        # Not of one that was on its way back when its mark was read: the mark is for its next delivery.
+        over = [delivery for delivery, settlement, ok in event.answers if ok and isinstance(settlement, Ack | Abandon)]
+        pool.cancels_over += [delivery.lease.id for delivery in over if delivery.cancelled]
 
 
 def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
@@ -279,7 +279,7 @@ def _renewed(pool: Pool, event: ev.Renewed) -> None:
     for delivery, lease in event.renewals:
         if lease is not None:
             delivery.lease = lease
-        elif not delivery.settling:
+        elif not (delivery.settling or delivery.acks_itself):  # which its handler's own commit may have ended
             pool.lose(delivery, why=NOT_OURS)
 
 

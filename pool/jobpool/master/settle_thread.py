@@ -80,7 +80,7 @@ class SettleThread(MasterThread):
         self._clock = backend.clock
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
-        self._asked: deque[tuple[int, Ask]] = deque()
+        self._asked: list[tuple[int, Ask]] = []
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._open: dict[str, _OpenCall] = {}  # by queue, if these may be on different servers; the next to try first
         self._refused: list[Work] = []
@@ -147,8 +147,7 @@ class SettleThread(MasterThread):
                 due = min(self._reap_at, self._count_at, self._retry_at) - self._clock.mono()
                 self._wake.wait(max(0.0, due))
             batch = [self._work.popleft() for _ in range(min(len(self._work), MAX_SETTLEMENTS_A_CALL))]
-            asked = list(self._asked)
-            self._asked.clear()
+            asked, self._asked = self._asked, []
             return batch, asked
 
     def _settle_all(self, batch: list[Work]) -> None:
@@ -206,11 +205,10 @@ class SettleThread(MasterThread):
 
     def _note_answered(self, batch: list[Work], answers: Sequence[Settled], asked_at: float) -> None:
         now = self._clock.mono()
-        took = now - asked_at
         if any(answers):  # a refusal alone may come without a question to the broker
             self.answered_at = now
             self._broker_retry.over(self._kind(batch[0][0].lease.queue))
-        self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
+        self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], now - asked_at))
         self._left -= len(batch)
         if self._until_empty and self._left <= 0:
             self._count_at = 0.0  # nothing may be left: the pool need not wait for the next turn to hear of it

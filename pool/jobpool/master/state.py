@@ -75,7 +75,7 @@ class Server:
 
     @property
     def is_young(self) -> bool:
-        return not (self.loaded or self.ending)
+        return not (self.loaded or self.ending or self.refused)
 
 
 GIVEN_BACK = {

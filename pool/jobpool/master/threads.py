@@ -325,8 +325,7 @@ class SampleThread(MasterThread):
         self._round += 1
         at = time.monotonic()
         looks = (self._look(child, pid) for child, pid, busy in children if pid and (busy or everyone))
-        samples = [sample for sample in looks if sample]
-        if samples:
+        if samples := [sample for sample in looks if sample]:
             self._failing = False
             self._inbox.put(Sampled(samples, at))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,9 @@ class Unsteady(MemoryBackend):
         return super()._renew(leases, ttl)
 
 
+put_there = worker_module.LeaseKeeper.put
+
+
 def put(backend: QueueBackend, handler: str, payload: Any = None, **fields: Any) -> str:
     return backend.enqueue(JobDefinition(handler, {} if payload is None else payload, queue="reports", **fields))
 
@@ -106,6 +111,25 @@ def test_a_job_that_succeeds_is_acked(backend: MemoryBackend, registry: HandlerR
     assert backend.stats("reports").pending == 0
     assert worker.counters == {"reports": {"jobs_fetched": 1, "jobs_succeeded": 1}}
     assert worker.process_once("reports").status is Status.EMPTY
+
+
+def test_a_handler_that_runs_on_after_its_own_commit_has_succeeded(
+    registry: HandlerRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal finds that its message is gone."""
+    told = threading.Event()
+    monkeypatch.setattr(worker_module.LeaseKeeper, "put", lambda keeper, event: (put_there(keeper, event), told.set()))
+    path = tmp_path / "jobs.db"
+
+    @registry.handler("book", ack_in_transaction=True)
+    def book(ctx: JobContext) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            ctx.ack(connection)
+        assert told.wait(LIMIT)
+
+    with closing(open_backend(f"sqlite:///{path}")) as backend:
+        put(backend, "book")
+        assert QueueWorker(backend, registry, ttl=0.5).process_once("reports") == WorkerResult(Status.ACKED, attempts=1)
 
 
 def test_the_context_knows_its_delivery(backend: MemoryBackend, registry: HandlerRegistry) -> None:

@@ -27,9 +27,10 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.loop import GC_EVERY_S, LAST_LOOK_S, READY_PUBLISH_EVERY_S, STREAM_WAIT_S, Master
 from jobpool.master.plan import Planner
 from jobpool.master.settle_thread import SettleThread
+from jobpool.master.slots import Delivery
 from jobpool.master.state import Note, Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S
-from jobpool.message.settlement import Settled
+from jobpool.message.settlement import Ack, Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspected, LeaseInspector
 from jobpool.policy.retry import RetryPolicy
@@ -161,6 +162,20 @@ def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back(in
     assert stopping(backend, inbox).run() == 0
     [message] = backend.list_messages()
     assert message.state is State.WAITING
+
+
+def test_an_ack_that_still_waits_for_company_when_a_stop_ends_is_settled(inbox: Inbox) -> None:
+    """The time for answers is over, as after a SIGSTOP, and the last child has just died."""
+    backend = MemoryBackend()
+    delivery = Delivery(new_lease(backend), 1, 0.0, "report", backend.clock.mono(), settling=True)
+    pool = Pool(replace(SETTINGS, stop_grace=0.0), now=backend.clock.mono() - 60.0)
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    pool.held[delivery.nonce] = delivery
+    pool.stop("stopping")
+    master._batch.add([(delivery, Ack())], time.monotonic(), ahead=100, linger=60.0, held=2)
+    assert master.run() == 0
+    assert not backend.list_messages()
+    assert not pool.held
 
 
 class Refusing(MemoryBackend):

@@ -82,6 +82,18 @@ class TestBoot:
         heads = [slot.deliveries[0] for slot in stage.busy]
         assert {head.handler: head.acks_itself for head in heads} == {"transfer": True, "report": False}
 
+    def test_new_code_that_acks_itself_may_do_so_for_what_was_fetched_for_the_old(self) -> None:
+        stage = Stage(workers=1)
+        stage.pool.can = Capabilities(transactions=True)
+        stage.boot().lease("slow", "report")
+        [waiting] = stage.pool.ready
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2, handlers=[HandlerInfo("report", ack_in_transaction=True), HandlerInfo("slow")])
+        stage.make_ready()
+        [head] = [slot.deliveries[0] for slot in stage.busy if slot.generation == 2]
+        assert head is waiting
+        assert head.acks_itself
+
     def test_children_that_do_not_boot_are_tried_again_after_a_back_off(self) -> None:
         stage = Stage(workers=1).start()
         [slot] = stage.pool.slots.live
@@ -720,6 +732,21 @@ class TestLeases:
         assert delivery.nonce in stage.pool.held
         assert stage.pool.counters.lost == 0
 
+    def test_a_lease_that_the_handlers_own_commit_may_have_ended_is_lost_at_its_end_only(self) -> None:
+        stage = Stage(workers=1).boot()
+        slot = stage.run()
+        slot.deliveries[0].acks_itself = True
+        stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+        assert not of(stage.after(0.02), act.KillChild)
+        assert len(of(stage.after(30.0), act.KillChild)) == 1, "it was really lost, or goes on for long"
+
+        stage = Stage(workers=1).boot()
+        slot = stage.run()
+        slot.deliveries[0].acks_itself = True
+        stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+        stage.answer(slot)
+        assert [type(settlement) for _, settlement in stage.settled] == [Ack], "the broker says which it was"
+
     def test_a_refused_settlement_is_counted_as_lost(self) -> None:
         stage = Stage(workers=1).boot()
         delivery = stage.run().deliveries[0]
@@ -842,6 +869,22 @@ class TestStopping:
         assert stage.pool.is_stopping
         note = stage.pool.notes[-1]
         assert (note.event, note.fields["left"]) == ("the jobs that are left wait in paused queues", 3)
+
+    @pytest.mark.parametrize("settlement", [Nack(5.0), Release(5.0), Forfeit()])
+    def test_a_mark_that_is_read_while_the_job_goes_back_cancels_its_next_delivery(
+        self, settlement: Nack | Release | Forfeit
+    ) -> None:
+        stage = Stage(workers=1).boot()
+        delivery = stage.run().deliveries[0]
+        delivery.settling = True
+        lease = delivery.lease
+        stage.tell(ev.ControlRead(Asked(cancels={lease.id: Mark()})))
+        stage.tell(ev.Answered([(delivery, settlement, Settled.OK)]))
+        assert stage.pool.cancels_over == [], "it was not cancelled yet"
+        stage.tell(ev.Leased([Inspected(lease, None)]))
+        [(ident, abandon)] = stage.settled
+        assert (ident, getattr(abandon, "reason", None)) == (lease.id, "cancelled")
+        assert stage.pool.cancels_over == [lease.id]
 
     def test_a_job_that_is_cancelled_before_its_run_is_told_with_its_handler(self) -> None:
         stage = Stage(workers=1).boot()
@@ -1026,6 +1069,19 @@ class TestReload:
         assert len(stage.idle) == 2
         assert not stage.pool.is_stopping
         assert not of(stage.after(1.0), act.StartForkServer)
+
+    @pytest.mark.parametrize(("bad", "good"), [(1, 2), (2, 1)])
+    def test_of_two_imports_at_the_start_one_may_fail(self, bad: int, good: int) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert list(stage.pool.servers) == [1, 2]
+        stage.tell(ev.AppFailed(bad, "SyntaxError", ""), ev.ForkServerGone(bad))
+        assert not stage.pool.is_stopping
+        stage.load(generation=good)
+        stage.after(1.0)
+        stage.make_ready()
+        assert [slot.generation for slot in stage.idle] == [good]
 
     def test_why_a_reload_failed_is_kept_until_the_next_good_one(self) -> None:
         for how, error in [
