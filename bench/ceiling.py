@@ -49,7 +49,7 @@ Receive = Callable[[Line], int | None]
 def run(workers: int, jobs: int, depth: int, bare: bool = False) -> dict[str, Any]:
     """Send `jobs` no-op attempts, `depth` at most to one child; what that took."""
     with Scoreboard.create(None, workers) as board:
-        server = ForkServerClient.begin(os.environ)
+        server = ForkServerClient(os.environ)
         try:
             server.tell(_config(), board.fd, os.environ)
             _await_loaded(server)
@@ -59,6 +59,7 @@ def run(workers: int, jobs: int, depth: int, bare: bool = False) -> dict[str, An
         finally:
             server.close()
             server.wait(10.0)
+            server.output.close()
 
 
 def _config() -> ForkServerConfig:

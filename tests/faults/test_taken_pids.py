@@ -30,7 +30,7 @@ BY_NUMBER = {
     ("jobpool/ipc/fork_client.py", "ForkServerClient._kill"): "the group of its own child, seen alive just before",
     (
         "jobpool/ipc/scheduler_process.py",
-        "SchedulerProcess.start",
+        "SchedulerProcess.__init__",
     ): "its own child, by Popen, which has not collected it",
     ("jobpool_torture/handlers.py", "crash"): "itself",
     ("jobpool_torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",

@@ -31,7 +31,7 @@ def attempt(
     """One attempt, under the handlers of `registry` and these allowances."""
     rules = Allowances(**allowances) if allowances else None
     handlers = (registry or HandlerRegistry()).with_rules(rules)
-    return run_attempt(JobToRun(enveloped(handler, payload), timeout=timeout), handlers, kill_grace=0.4)
+    return run_attempt(JobToRun(enveloped(handler, payload), timeout=timeout), handlers)
 
 
 def output(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:

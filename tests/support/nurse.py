@@ -113,7 +113,7 @@ class Nurse:
             ChildOptions(sys_path=[SUPPORT], **options), f"childmains:{main}", f"childmains:{app}", "test"
         )
         environ = os.environ if environ is None else environ
-        self.server = ForkServerClient.begin(environ)
+        self.server = ForkServerClient(environ)
         self.server.tell(config, self.board.fd, environ)
         self.children: dict[int, Child] = {}
         self._heard: list[Frame] = []
@@ -131,6 +131,7 @@ class Nurse:
             self.server.wait(LIMIT)
             for child in self.children.values():
                 child.close()
+            self.server.output.close()
             self.board.close()
 
     def spawn(self, slot: int = 0) -> Child:

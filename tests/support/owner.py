@@ -1,13 +1,13 @@
 """A program that owns a fork server with children and grandchildren, prints their pids, and obeys one word on stdin.
 
 `python owner.py COUNT [APP]`; words: "kill-server" (then it sweeps as a sub-reaper does, and prints how many it
-collected), "one-more" (then it asks for another child, and waits forever).
+collected), "one-more" (then it asks for another child, and prints what the app says).
 """
 
 from __future__ import annotations
 
 import json
-import signal
+import select
 import sys
 
 from nurse import LIMIT, Nurse
@@ -33,7 +33,9 @@ def main(count: int, app: str = "plain") -> None:
         word = sys.stdin.readline().strip()
         if word == "one-more":
             nurse.spawn(count)
-            signal.pause()
+            while True:  # what the app prints in it
+                select.select([nurse.server.output.fd], [], [])
+                print(*nurse.server.output.read(), sep="\n", flush=True)
         if word == "kill-server":
             nurse.server.kill()
             nurse.server.wait(LIMIT)

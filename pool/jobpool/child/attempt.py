@@ -228,27 +228,19 @@ class AttemptRunner:
         self._end(attempt, job)
 
 
-def run_attempt(
-    job: JobToRun,
-    registry: HandlerRegistry,
-    *,
-    output_cap: int = DEFAULT_CAP,
-    kill_grace: float = 1.0,
-    progress: Progress | None = None,
-) -> Attempt:
+def run_attempt(job: JobToRun, registry: HandlerRegistry, *, progress: Progress | None = None) -> Attempt:
     """Run one attempt in the caller's process, and leave its streams, alarm and signal mask as they were.
 
     In the main thread it runs as in a child. In any other thread there is no alarm and no capture: a handler that hangs
     is not stopped. One that returns late has timed out.
 
-    `kill_grace`: seconds; a handler that swallows the alarm meets it again after half of them. The rest as in
-    `AttemptRunner`. Blocks until the handler is done, or as long as it resists `HardTimeout`: no master kills it here.
+    Blocks until the handler is done, or as long as it resists `HardTimeout`: no master kills it here.
     """
     if threading.current_thread() is not threading.main_thread():
-        return AttemptRunner(registry, SoftAlarm(), NoCapture(), output_cap).run(job, progress)
-    capture = Capture(output_cap)
+        return AttemptRunner(registry, SoftAlarm(), NoCapture()).run(job, progress)
+    capture = Capture()
     with borrowed(), capture.lent():
-        return AttemptRunner(registry, Alarm(kill_grace), capture, output_cap).run(job, progress)
+        return AttemptRunner(registry, Alarm(), capture).run(job, progress)
 
 
 class _Reporter:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.config_file import ConfigFile
-    from jobpool.ipc.fork_client import BegunForkServer
+    from jobpool.ipc.fork_client import ForkServerClient
     from jobpool.master.serving import Neighbours
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
@@ -207,7 +207,7 @@ def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:
 
 def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
     """Run the pool where others see it; return its exit status, 0 if it was stopped before it took signals itself."""
-    from jobpool.ipc.fork_client import BegunForkServer
+    from jobpool.ipc.fork_client import ForkServerClient
 
     try:
         with (
@@ -218,7 +218,7 @@ def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBacke
         ):
             begun = None
             with contextlib.suppress(OSError):  # the master tries again, and says why
-                begun = BegunForkServer(os.environ)  # its imports run beside those of the master
+                begun = ForkServerClient(os.environ)  # its imports run beside those of the master
                 at_the_end.callback(begun.discard)
             return _run(published, note, lines, wrap, begun)
     except SystemExit as stopped:
@@ -233,7 +233,7 @@ def _run(
     note: PoolFile | None,
     lines: LineHandler | None,
     wrap: Callable[[QueueBackend], QueueBackend] | None,
-    begun: BegunForkServer | None,
+    begun: ForkServerClient | None,
 ) -> int:
     """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
     from jobpool.master.run import Neighbourhood, run_pool

@@ -44,7 +44,7 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
     start = now.replace(second=0, microsecond=0) - MOMENT if last is None else last
     if newest is None or newest <= start:
         return Due((), (), False, last or newest or now)
-    found = schedule.between(start, now, most=policy.most + MOST_SHOWN + 2, newest=True)
+    found = schedule.between(start, now, most=policy.most + MOST_SHOWN + 2)
     ages = [(now - instant).total_seconds() for instant in found]
     on_time = ages[-1] < ON_TIME
     most = max(policy.most, int(on_time))

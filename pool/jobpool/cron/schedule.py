@@ -87,17 +87,14 @@ class Schedule:
             cursor = piece.start - 1 if time is None else min(piece.start - 1, time + _FAR)
         return None
 
-    def between(self, after: datetime, until: datetime, *, most: int, newest: bool = False) -> list[datetime]:
-        """Return the instants in (after, until], both aware, oldest first; at most `most` (>= 0), each in some 10 µs.
-
-        `newest`: of too many, keep the last ones instead of the first ones.
-        """
+    def between(self, after: datetime, until: datetime, *, most: int) -> list[datetime]:
+        """Return the last `most` (>= 0) instants in (after, until], both aware, oldest first; each in some 10 µs."""
         found: list[datetime] = []
-        moment = self.previous(until) if newest else self.next(after)
-        while len(found) < most and moment is not None and after < moment <= until:
+        moment = self.previous(until)
+        while len(found) < most and moment is not None and after < moment:
             found.append(moment)
-            moment = self.previous(moment - _SECOND) if newest else self.next(moment)
-        return found[::-1] if newest else found
+            moment = self.previous(moment - _SECOND)
+        return found[::-1]
 
     def is_due(self, at: datetime) -> bool:
         """Return whether an instant lies in the minute of an aware moment, and not after it."""

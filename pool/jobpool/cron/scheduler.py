@@ -181,7 +181,7 @@ def job_name(definition: JobDefinition) -> str:
     return definition.name or definition.handler
 
 
-def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -> list[int]:
+def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str]) -> list[int]:
     """Order jobs by their numbers so that each comes after those that it depends on; else as declared.
 
     Raises `ConfigurationError`: two jobs have one name, and both are named, with their `places`. Or a dependency does
@@ -192,15 +192,15 @@ def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -
         first = index.setdefault(job_name(job), number)
         if first != number:
             raise ConfigurationError(
-                f"two scheduled jobs are named {job_name(job)!r}: {_described(jobs, places, first)} and"
-                f" {_described(jobs, places, number)}; give one of them another name with .named(…)"
+                f"two scheduled jobs are named {job_name(job)!r}: {_described(jobs[first], places[first])} and"
+                f" {_described(job, places[number])}; give one of them another name with .named(…)"
             )
     for number, job in enumerate(jobs):
         for name in job.depends_on:
             if name not in index:
                 refused = ConfigurationError(f"Dependency '{name}' for job '{job_name(job)}' does not exist.")
-                where = f", which depends on it, is declared in {places[number]}" if places else " depends on it"
-                refused.add_note(f"{job_name(job)!r}{where}{nearest(name, index)}")
+                where = f"which depends on it, is declared in {places[number]}"
+                refused.add_note(f"{job_name(job)!r}, {where}{nearest(name, index)}")
                 raise refused
     sorter = TopologicalSorter({number: {index[name] for name in job.depends_on} for number, job in enumerate(jobs)})
     try:
@@ -208,10 +208,7 @@ def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -
     except CycleError as error:
         circle = error.args[1][:0:-1]  # each waits for the next
         start = circle.index(min(circle))
-        names = [
-            f"{job_name(jobs[number])!r}{f' ({places[number]})' if places else ''}"
-            for number in (*circle[start:], *circle[:start])
-        ]
+        names = [f"{job_name(jobs[number])!r} ({places[number]})" for number in (*circle[start:], *circle[:start])]
         refused = ConfigurationError("Circular dependency detected in jobs.")
         refused.add_note(f"Each waits for the next: {' → '.join([*names, repr(job_name(jobs[circle[start]]))])}")
         raise refused from None
@@ -225,10 +222,8 @@ def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -
     return order
 
 
-def _described(jobs: Sequence[JobDefinition], places: Sequence[str], number: int) -> str:
-    job = jobs[number]
-    where = f" in {places[number]}" if places else f", declared as number {number + 1}"
-    return f"handler {job.handler!r}, {job.cron_expression!r}{where}"
+def _described(job: JobDefinition, place: str) -> str:
+    return f"handler {job.handler!r}, {job.cron_expression!r} in {place}"
 
 
 def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:

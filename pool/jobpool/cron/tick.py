@@ -324,7 +324,7 @@ class Tick:
             if name in self._undecided:
                 return self._firing(planned, at, FiringStatus.LATER, f"{name} has not fired yet")
             # Of an inline job, its newest run that was due after `since` counts, if there was one.
-            newest = on.schedule.between(since, self.now, most=1, newest=True) if on.is_inline else []
+            newest = on.schedule.between(since, self.now, most=1) if on.is_inline else []
             good = self._memory.ended_well(on, newest[0]) if newest else True
             if good is None:
                 why = f"{name} runs in another scheduler, and has not ended yet"

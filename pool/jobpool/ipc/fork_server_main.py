@@ -1,4 +1,4 @@
-"""The fork server, a program: `python -P -m jobpool.ipc.fork_server_main CONTROL_FD MODULE …`.
+"""The fork server, a program: `python -P -m jobpool.ipc.fork_server_main CONTROL_FD MODULE MASTER_PID`.
 
 Started by exec, so it is small and clean: one thread, no broker socket, no secrets in its environment. It imports the
 module, and waits until it is told its options: the master may still be reading settings, or connecting. Then it imports
@@ -25,7 +25,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -65,7 +64,9 @@ def main(argv: list[str]) -> int:
     told = [] if preload else [int(word) for word in argv[-3:-1]]
     linux.close_all_but({0, 1, 2, control_fd, *told})
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=control_fd)
-    _end_with_master(control)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # and not SIG_IGN, which a program that the app starts would inherit
+    linux.die_with_parent(int(argv[3]))
     with contextlib.suppress(Exception):  # told later, when it is needed
         importlib.import_module(argv[2])  # before the app's folders, with files of any name, are on the path
     config_fd, board_fd = told or _wait_until_told(control)
@@ -92,16 +93,6 @@ def main(argv: list[str]) -> int:
     else:
         linux.sweep_all(1.0)  # processes that the first import had started
     return _serve(config, control, board_fd, inheritance, preload)
-
-
-def _end_with_master(control: socket.socket) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # and not SIG_IGN, which a program that the app starts would inherit
-    linux.signal_at_parents_death(signal.SIGKILL)
-    poll = select.poll()
-    poll.register(control, 0)
-    if poll.poll(0):  # hung up: the master died before the line above
-        raise SystemExit(0)
 
 
 def _wait_until_told(control: socket.socket) -> list[int]:

@@ -46,11 +46,13 @@ class ChildOptions(Struct, frozen=True):
     allowances: dict[str, Any] = field(default_factory=dict)  # permissions of built-in handlers; {} = none
 
 
-class ProgramOptions(Struct, frozen=True):
+class ProgramOptions(Struct, frozen=True, kw_only=True):
     """The options of a program that the master starts; the field `options` has those of its app.
 
     Fields that it does not know are ignored: the master of a reload may be of another version.
     """
+
+    environ: dict[str, str] = field(default_factory=dict)  # variables that it lacks: it was started without them
 
     def to_json(self) -> bytes:
         """Return it as JSON. Not by msgspec: names of files and variables need not be UTF-8."""
@@ -72,7 +74,6 @@ class ForkServerConfig(ProgramOptions, frozen=True):
     child_main: str  # "module:function", called in the child as `function(boot: ChildBoot) -> int`, the exit status
     app_loader: str  # "module:function", called as `function(options: ChildOptions) -> list[HandlerInfo]`
     name: str = ""  # of the pool, for the process title
-    environ: dict[str, str] = field(default_factory=dict)  # variables that it lacks: it was started without them
 
 
 class ChildBoot(Struct, frozen=True):

@@ -13,16 +13,11 @@ import contextlib
 import math
 import os
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from msgspec import field
-from msgspec.structs import replace
-
-from jobpool.ipc.fork_client import TOLD, OutputLines, execute, in_memory
-from jobpool.ipc.process_options import ChildOptions, ProgramOptions, harmless, scrubbed
+from jobpool.ipc.process_options import ChildOptions, ProgramOptions
+from jobpool.ipc.program import Program
 from jobpool.message.printable import hides
 
 PROGRAM = "jobpool.cli.pool_scheduler"
@@ -31,14 +26,14 @@ PROGRAM = "jobpool.cli.pool_scheduler"
 HIDDEN = b"\3"  # its memory is hidden: it waits for the descriptor of a `CronStart` as JSON
 READY = b"\0"  # the app is imported, its schedules are good and the broker has answered; all else is an error's text
 REFUSED = 2  # the exit status when the app or a setting cannot work, and another try cannot either
-FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them, up to a line break
-TURNS = b"\2"  # it turns; before the schedule whose job it begins to run in its own process, if any, up to a line break
+FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them
+TURNS = b"\2"  # it turns; before the schedule whose job it begins to run in its own process, if any
 TURNS_EVERY_S = 10.0  # seconds between two of these in a sleep; while it works they are at least a second apart
-FIRED_AT_ONCE = 300  # firings told in one write, which a pipe takes whole or not at all
+FIRED_AT_ONCE = 300  # firings told in one packet
 MAX_RECORD_BYTES = 16 * 1024  # bytes of a line of its log
 MAX_NAME = 200  # characters of a schedule that are told
-READS_AT_ONCE = 64  # more than a pipe holds; a job in the scheduler's process can write without an end
-MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no more at once
+READS_AT_ONCE = 64  # a job in the scheduler's process can write without an end
+MAX_WORDS_BYTES = 4096  # bytes of a packet, and of last words
 
 
 class MasterPipe:
@@ -49,27 +44,27 @@ class MasterPipe:
         self._next_turn = 0.0
 
     def say(self, words: bytes) -> None:
-        """Write to the master, if there is one still."""
+        """Send a packet to the master, if there is one still. An older one, after a reload, goes by the line break."""
         with contextlib.suppress(OSError):
-            os.write(self._pipe, words[:MAX_WORDS_BYTES])
+            os.write(self._pipe, words[: MAX_WORDS_BYTES - 1] + b"\n")
 
     def turn(self) -> None:
         """Tell that the scheduler does not hang."""
         now = time.monotonic()
         if now >= self._next_turn:
             self._next_turn = now + 1.0
-            self.say(TURNS + b"\n")
+            self.say(TURNS)
 
     def begin(self, schedule: str) -> None:
         """Tell which job runs from now on until the next turn."""
         self._next_turn = 0.0
-        self.say(TURNS + " ".join(schedule.split())[:MAX_NAME].encode(errors="replace") + b"\n")
+        self.say(TURNS + " ".join(schedule.split())[:MAX_NAME].encode(errors="replace"))
 
     def fired(self, lateness: Sequence[float]) -> None:
         """Tell how many seconds late firings were."""
         for first in range(0, len(lateness), FIRED_AT_ONCE):
             told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
-            self.say(FIRED + told.encode() + b"\n")
+            self.say(FIRED + told.encode())
 
 
 @hides("backend", "signing_keys", "environ")
@@ -87,49 +82,28 @@ class CronStart(ProgramOptions, frozen=True):
     default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"
-    environ: dict[str, str] = field(default_factory=dict)  # variables that it lacks: it was started without them
 
 
-class SchedulerProcess:
-    """One running scheduler. Use it on one thread."""
+class SchedulerProcess(Program):
+    """One running scheduler. Use it on one thread. Its `output` is its log, as JSON, and all else that it prints."""
 
-    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int, output: OutputLines) -> None:
-        self._process = process
-        self._pidfd = pidfd
-        self._words = b""
-        self.output = output  # its log, as JSON, and all else that it prints
-        self.pid = process.pid  # it leads a session and a group of its own
-        self.line = line  # readable when it has said something, and when it hung up; then `hear`
-        self._untold: CronStart | None = None
+    def __init__(self, start: CronStart, environ: Mapping[str, str]) -> None:
+        """Start one with these options. Raises and blocks as `Program`."""
+        super().__init__(PROGRAM, environ=environ, room=MAX_RECORD_BYTES)
+        self.line = self._control.fileno()  # readable when it has said something, and when it hung up; then `hear`
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            self._control.close()
+            self.output.close()
+            raise
+        self._untold: tuple[CronStart, Mapping[str, str]] | None = start, environ
+        self._last_words = b""
         self.is_ready = False
         self.turned: str | None = None  # it turns; the schedule whose job it runs. The reader sets it to None
         self.fired: list[float] = []  # the lateness of firings that it has told of, in seconds; the reader empties it
-
-    @classmethod
-    def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
-        """Start one with these options. Raises and blocks as `execute`."""
-        here, there = socket.socketpair()
-        output = OutputLines(MAX_RECORD_BYTES)
-        first = harmless(environ)
-        try:
-            here.setblocking(False)
-            process = execute(PROGRAM, (there.fileno(),), first, output.writing)
-            try:
-                started = cls(process, os.pidfd_open(process.pid), here.detach(), output)
-            except OSError:
-                process.kill()
-                process.wait()
-                raise
-        except OSError:
-            here.close()
-            output.close()
-            raise
-        finally:
-            there.close()
-            output.hand_over()
-        lacking = {name: value for name, value in scrubbed(environ).items() if name not in first}
-        started._untold = replace(start, environ=lacking)
-        return started
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the process has ended."""
@@ -139,42 +113,38 @@ class SchedulerProcess:
         """Take in what it has said; False when nothing more will come."""
         try:
             for _ in range(READS_AT_ONCE):
-                words = os.read(self.line, MAX_WORDS_BYTES)
-                if not words:
+                packet = os.read(self.line, MAX_WORDS_BYTES)
+                if not packet:
                     return False
-                if self._untold is not None and words.startswith(HIDDEN):
-                    self._tell(self._untold)
-                    words = words[len(HIDDEN) :]
-                self.is_ready = self.is_ready or READY in words
-                *lines, last = (self._words + words.replace(READY, b"")).split(b"\n")
-                kept = []
-                for line in lines:
-                    if line.startswith(FIRED):
-                        self.fired += _numbers(line[len(FIRED) :])
-                    elif line.startswith(TURNS):
-                        self.turned = line[len(TURNS) :].decode(errors="replace")
-                    else:
-                        kept.append(line)
-                kept.append(last)
-                self._words = b"\n".join(kept)[:MAX_WORDS_BYTES]
+                tag, words = packet[:1], packet[1:].removesuffix(b"\n")
+                if tag == HIDDEN:
+                    self._tell_options()
+                elif tag == READY:
+                    self.is_ready = True
+                elif tag == FIRED:
+                    self.fired += _numbers(words)
+                elif tag == TURNS:
+                    self.turned = words.decode(errors="replace")
+                else:
+                    self._last_words = packet
         except BlockingIOError:
             pass
         except ConnectionError:  # it died before it had read what it was told
             return False
         return True
 
-    def _tell(self, start: CronStart) -> None:
-        self._untold = None
-        try:
-            with in_memory(start) as config, socket.socket(fileno=os.dup(self.line)) as line:
-                socket.send_fds(line, [TOLD], [config])
-        except OSError:  # no descriptor is to be had: another one is started later
-            self.signal(signal.SIGKILL)
+    def _tell_options(self) -> None:
+        if self._untold is not None:
+            told, self._untold = self._untold, None
+            try:
+                self._tell(*told)
+            except OSError:  # no descriptor is to be had: another one is started later
+                self.signal(signal.SIGKILL)
 
     @property
     def error(self) -> str:
         """The last words of one that could not go on; "" = there were none."""
-        return self._words.decode(errors="replace").strip()
+        return self._last_words.decode(errors="replace").strip()
 
     def signal(self, number: int) -> None:
         """Send it a signal, never to a process that has taken over its pid. A dead one, or another user's, is fine."""
@@ -188,7 +158,7 @@ class SchedulerProcess:
     def close(self) -> None:
         """Let go of the descriptors, once the process was collected."""
         os.close(self._pidfd)
-        os.close(self.line)
+        self._control.close()
         self.output.close()
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD, BrokenChannelError, ChildChannel
-from jobpool.ipc.fork_client import BegunForkServer, ForkServerClient, OutputLines
+from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
@@ -46,7 +46,7 @@ class ChildProcesses:
         config: ForkServerConfig,
         board: Scoreboard,
         environ: Mapping[str, str],
-        begun: BegunForkServer | None = None,
+        begun: ForkServerClient | None = None,
     ) -> None:
         """Look at what this process has for children. `begun`: the first fork server; it stays the caller's."""
         self._config = config
@@ -57,8 +57,7 @@ class ChildProcesses:
         self._channels: dict[int, ChildChannel] = {}
         self._servers: dict[int, ForkServerClient] = {}
         self._ended: dict[int, ForkServerClient] = {}
-        self._outputs: dict[int, OutputLines] = {}  # by the pid of the fork server
-        self._begun = begun if begun is not None and begun.server.has_only(environ) else None
+        self._begun = begun if begun is not None and begun.has_only(environ) else None
         self._not_ours = linux.direct_children()
         self._dead: set[int] = set()  # strays, at the last look
         self._oom_kills = linux.OomKills(linux.find_oom_kills())
@@ -107,23 +106,21 @@ class ChildProcesses:
         self._drain_at = min(self._drain_at, time.monotonic() + DRAIN_EVERY_S)
 
     def start_server(self, generation: int) -> None:
-        begun, self._begun = self._begun or BegunForkServer(self._environ), None
-        server, output = begun.server, begun.output
+        server, self._begun = self._begun or ForkServerClient(self._environ), None
         try:
             server.tell(self._config, self._board.fd, self._environ)
         except OSError:
-            begun.discard()
+            server.discard()
             raise
-        self._servers[generation], self._outputs[server.pid] = server, output
+        self._servers[generation] = server
         self.watch(server.fileno(), lambda: self._read_server(generation, server))
-        self.watch(output.fd, lambda: self._read_output(server))
+        self.watch(server.output.fd, lambda: self._read_output(server))
 
     def _read_output(self, server: ForkServerClient) -> list[ev.Event]:
         """Return what a fork server, or its app while it is imported, has printed."""
-        output = self._outputs[server.pid]
-        said: list[ev.Event] = [ev.AppSaid(line) for line in output.read()]
-        if output.ended:
-            self.unwatch(output.fd)
+        said: list[ev.Event] = [ev.AppSaid(line) for line in server.output.read()]
+        if server.output.ended:
+            self.unwatch(server.output.fd)
         return said
 
     def end_server(self, generation: int, kill: bool = False) -> None:
@@ -178,9 +175,8 @@ class ChildProcesses:
             if gone and not self._of(generation):
                 del self._ended[generation]
                 events += self._read_output(server)
-                output = self._outputs.pop(server.pid)
-                self.unwatch(output.fd)
-                output.close()
+                self.unwatch(server.output.fd)
+                server.output.close()
                 self._sweep()
         return events
 
@@ -391,7 +387,7 @@ class ChildProcesses:
             self.end_server(generation)
         for server in self._ended.values():
             _await_end(server)
-            self._outputs.pop(server.pid).close()
+            server.output.close()
         self._ended.clear()
         for child in list(self._channels):
             self.forget(child)

@@ -20,7 +20,7 @@ from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.fork_client import BegunForkServer
+from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.process_options import NO_LINES, ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.requests import RequestSocket
 from jobpool.ipc.scheduler_process import CronStart
@@ -71,7 +71,7 @@ def run_pool(
     wrap: Callable[[QueueBackend], QueueBackend] | None = None,
     last: bool = False,
     neighbourhood: Neighbourhood | None = None,
-    begun: BegunForkServer | None = None,
+    begun: ForkServerClient | None = None,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
@@ -120,7 +120,7 @@ def _run(
     on_start: Callable[[Scoreboard], None] | None,
     collector: MetricsCollector | None,
     neighbourhood: Neighbourhood,
-    begun: BegunForkServer | None,
+    begun: ForkServerClient | None,
 ) -> int:
     linux.become_subreaper()
     _entitle(settings, settings.queue_names)

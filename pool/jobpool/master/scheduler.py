@@ -206,7 +206,7 @@ class SchedulerStarter:
     def start(self) -> Event:
         try:
             start = structs.replace(self._start, may_be_empty=self._was_ready)
-            process = SchedulerProcess.start(start, os.environ)
+            process = SchedulerProcess(start, os.environ)
         except OSError as error:
             return SchedulerRefused(str(error))
         self._processes[process.pid] = process

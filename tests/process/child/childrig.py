@@ -50,7 +50,7 @@ class Server:
         self.board = Scoreboard.create(None, SLOTS)
         self.children = 0
         self._heard: list[tuple[Frame, list[int]]] = []
-        self._client = ForkServerClient.begin(os.environ)
+        self._client = ForkServerClient(os.environ)
         self._client.tell(config, self.board.fd, os.environ)
         self.loaded = self.hear(Loaded)[0]
 
@@ -77,6 +77,7 @@ class Server:
     def close(self) -> None:
         self._client.close()
         self._client.wait(LIMIT)
+        self._client.output.close()
         self.board.close()
 
 

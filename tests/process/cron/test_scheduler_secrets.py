@@ -31,7 +31,7 @@ def process(tmp_path: Path) -> Iterator[SchedulerProcess]:
     (tmp_path / "app.py").write_text(APP)
     options = ChildOptions(apps=["app"], sys_path=[str(tmp_path)])
     start = CronStart(f"sqlite:///{tmp_path}/jobs.db", options, (SECRETS[0],))
-    process = SchedulerProcess.start(start, {**os.environ, "PGPASSWORD": SECRETS[1]})
+    process = SchedulerProcess(start, {**os.environ, "PGPASSWORD": SECRETS[1]})
     yield process
     process.signal(signal.SIGKILL)
     process._process.wait()

@@ -24,6 +24,7 @@ from jobpool.errors import FORKED, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Attempt, chain
 from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
@@ -41,7 +42,7 @@ def job(handler: str = "it", *, timeout: float = 0.0, **fields: Any) -> JobToRun
 def attempt(function: Callable[..., Any], *, timeout: float = 0.0, **options: Any) -> Attempt:
     registry = HandlerRegistry()
     registry.handler("it", **options)(function)
-    return run_attempt(job(timeout=timeout), registry, kill_grace=0.2)
+    return run_attempt(job(timeout=timeout), registry)
 
 
 def test_the_context_tells_the_retries_of_the_job_else_of_its_handler() -> None:
@@ -50,10 +51,10 @@ def test_the_context_tells_the_retries_of_the_job_else_of_its_handler() -> None:
     registry.handler("plain")(lambda ctx: ctx.max_retries)
     rows = [(job(), "2"), (job(max_retries=0), "0"), (job("plain"), ""), (job("plain", max_retries=5), "5")]
     for made, told in rows:
-        assert run_attempt(made, registry, kill_grace=0.2).output == told
+        assert run_attempt(made, registry).output == told
     of_the_pool = job(max_retries=9)
     of_the_pool.max_retries = 4
-    assert run_attempt(of_the_pool, registry, kill_grace=0.2).output == "4", "the value that applies"
+    assert run_attempt(of_the_pool, registry).output == "4", "the value that applies"
 
 
 def raising(error: BaseException, cause: BaseException | None = None) -> Callable[[JobContext], None]:
@@ -147,8 +148,8 @@ def test_an_error_that_comes_from_another_process_has_the_headline_of_its_own() 
 def test_a_huge_error_is_cut() -> None:
     registry = HandlerRegistry()
     registry.handler("it")(raising(ValueError("x" * 100_000)))
-    error = run_attempt(job(), registry, output_cap=1000).error
-    assert len(error) < 1100
+    error = run_attempt(job(), registry).error
+    assert len(error) < DEFAULT_CAP + 100
     assert "bytes dropped" in error
 
 

@@ -29,7 +29,7 @@ def nothing(ctx: JobContext) -> None: ...
 
 def attempt(registry: HandlerRegistry, handler: Callable[[JobContext], Any] = nothing, timeout: float = 0.0) -> Attempt:
     registry.handler("it")(handler)
-    return run_attempt(job(timeout=timeout), registry, kill_grace=0.2)
+    return run_attempt(job(timeout=timeout), registry)
 
 
 def raising(error: BaseException) -> Callable[..., None]:
@@ -212,7 +212,7 @@ RECORD = {"id": "j1", "handler": "report", "name": "report", "queue": "default",
 
 
 def told(registry: HandlerRegistry, payload: Any = RECORD) -> Attempt:
-    return run_attempt(job(ON_DEATH, payload=payload), registry, kill_grace=0.2)
+    return run_attempt(job(ON_DEATH, payload=payload), registry)
 
 
 def test_all_hooks_get_the_record_plain_or_async() -> None:

@@ -18,6 +18,7 @@ from support.descriptors import few_descriptors
 from jobpool.ipc import packets
 from jobpool.ipc.child_channel import DRAINS_AT_ONCE, TRACE_BYTES, BrokenChannelError, ChildChannel
 from jobpool.ipc.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, Said, decode
+from jobpool.ipc.line_budget import SAID_AT_ONCE
 from jobpool.message.outcome import ResultKind
 
 RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
@@ -215,6 +216,16 @@ def test_what_comes_out_of_turn_is_rubbish(line: ChildChannel, frames: list[Fram
         assert line.receive() is not None
     with pytest.raises(BrokenChannelError):
         line.receive()
+
+
+def test_a_child_that_sends_more_lines_than_it_may_is_broken(line: ChildChannel) -> None:
+    def flood() -> None:
+        for _ in range(SAID_AT_ONCE * 100):
+            line._far.send(Said(1, 20, "x").encode())
+            line.receive()
+
+    with pytest.raises(BrokenChannelError, match="more for the log"):
+        flood()
 
 
 def test_a_child_that_reads_no_answer_is_cut_off(line: ChildChannel) -> None:

@@ -40,13 +40,13 @@ def test_a_pool_that_cannot_have_enough_open_files_says_so_before_it_starts() ->
 
 SERVER = """
 import os, resource, sys
-from jobpool.ipc.fork_client import BegunForkServer
+from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
-begun = BegunForkServer(os.environ)
+begun = ForkServerClient(os.environ)
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
-begun.server.tell(ForkServerConfig(ChildOptions(), "none:none", "none:none"), 0, os.environ)
-print(resource.prlimit(begun.server.pid, resource.RLIMIT_NOFILE))
+begun.tell(ForkServerConfig(ChildOptions(), "none:none", "none:none"), 0, os.environ)
+print(resource.prlimit(begun.pid, resource.RLIMIT_NOFILE))
 begun.discard()
 """
 
