@@ -1,7 +1,7 @@
 """Sums up each day's sales in the night after it, and throws old sums away.
 
     jobpool cron next --app nightly.py --limit 3
-    jobpool --app nightly.py --queue reports --cron
+    jobpool --app nightly.py --cron
 
 Run as many of these pools as you like: each night there is one report. `sales.csv` has a line a sale: day, amount.
 """

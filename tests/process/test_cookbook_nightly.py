@@ -19,5 +19,6 @@ def test_what_the_page_says_to_type_sums_up_the_day_before_the_night(tmp_path: P
     coming, trial, pool = map(shlex.split, re.findall(r"^\$ (.*)$", SECTION, re.MULTILINE))
     assert len(run(tmp_path, *coming).stdout.splitlines()) == 4
     assert re.search(r"sum-up +2026-06-01T00:30:00Z +fired", run(tmp_path, *trial).stdout)
-    run(tmp_path, *pool, "--workers", "1", "--until-empty", "--fail-on-dead")
+    told = run(tmp_path, *pool, "--workers", "1", "--until-empty", "--fail-on-dead").stderr
+    assert "WARNING" not in told, told
     assert (tmp_path / "reports" / "2026-05-31.txt").read_text() == "20.00\n"

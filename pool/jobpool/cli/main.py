@@ -5,8 +5,7 @@ Options may stand before the verb, and `jobpool` alone means `jobpool run`:
     jobpool -w 4 -Q reports        →  run -w 4 -Q reports
     jobpool -C prod.toml dead list →  dead list -C prod.toml
 
-Words only move; click parses them after their verb. Which word is the verb depends on which options
-take a value (`-Q stats` is a queue), so that is asked of the commands themselves.
+Words only move; click parses them after their verb, and says which options take a value (`-Q stats` is a queue).
 
 A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEBUG. Exit codes: 0 done, 1 failed,
 2 wrong usage or configuration, 130 interrupted; of some verbs 3, 4 and 5, as `EPILOG` says.
@@ -53,9 +52,10 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
 EPILOG = """\b
 All options: jobpool run --help
-Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `health`: 1 degraded, 3 no pool;
-`result`: 3 none, 4 not ended; `cancel`, `edit`: 4 left as it is; also `pools drain`: 5 not yet."""
+Completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_, fish_)
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration;
+`health`: 1 degraded, 3 no pool; `result`: 3 none, 4 not ended;
+`cancel`, `edit`: 4 left as it is; also `pools drain`: 5 not yet."""
 
 OFTEN_USED = (
     *("workers", "queues", "apps", "backend", "default_timeout", "retry", "stop_grace", "cron", "until_empty"),

@@ -34,12 +34,10 @@ def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerIn
     for app in options.apps:
         _import(app)
     DEFAULT.allow(Allowances(**options.allowances))
-    if options.apps and DEFAULT.is_empty and not may_be_empty:
+    if options.apps and not may_be_empty and (why := DEFAULT.why_empty()):
         packages = (app for app in options.apps if hasattr(sys.modules.get(app), "__path__"))
         inside = "".join(f"; if a module of it does, name that: --app {app}.MODULE" for app in packages)
-        raise ConfigurationError(
-            f"{', '.join(options.apps)} registers no handler: decorate a function with @jobpool.handler{inside}"
-        )
+        raise ConfigurationError(f"{', '.join(options.apps)} {why}{inside}")
     DEFAULT.prepare()
     DEFAULT.restrict(options.queue_handlers)
     return DEFAULT.infos_with_schedules()
@@ -72,9 +70,7 @@ def _import(app: str) -> None:
 def _import_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigurationError("there is no such file")
-    name = path.stem
-    known = sys.modules.get(name)
-    if known is not None:
+    if known := sys.modules.get(name := path.stem):
         if getattr(known, "__file__", None) == str(path):
             return
         raise ConfigurationError(f"its name is that of another module, {name!r}: rename the file")
@@ -111,7 +107,8 @@ def _why(app: str, error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - the error's own code runs here
         text = "it cannot be shown"
     if isinstance(error, ImportError) and text.endswith("no known parent package"):
-        text += f"; a file is imported on its own: name the module, {as_module(Path(app).resolve())}"
+        path = Path(frames[0].filename if frames else app).resolve()
+        text += f"; a file is imported on its own: name the module, {as_module(path)}"
     elif isinstance(error, ImportError) and error.path == str(Path(app).resolve()):  # Python says so of modules alone
         text += " (most likely due to a circular import)"
     elif type(error).__module__ == "django.core.exceptions" and not app.startswith("jobpool."):
@@ -133,9 +130,10 @@ def as_module(path: Path) -> str:
     """
     outside = (folder for folder in path.parents[path.is_file() :] if not (folder / "__init__.py").is_file())
     root, here = next(outside, path.parent), Path.cwd()
-    root = here if root.is_relative_to(here) else root
+    if str(root) not in sys.path and root.is_relative_to(here):
+        root = here
     option = f"--app {'.'.join(path.relative_to(root).parts).removesuffix('.py')}"
-    return option if root == here else f"{option}, started in {root}"
+    return option if root == here or str(root) in sys.path else f"{option}, started in {root}"
 
 
 def _stack(error: BaseException) -> str:

@@ -327,17 +327,19 @@ class HandlerRegistry:
 
     def _check_names(self) -> None:
         for name in self._handlers.keys() & kinds.MAKERS.keys():
-            enabled_by = kinds.enabled_by(name, self._kit)
-            if enabled_by:
+            if enabled_by := kinds.enabled_by(name, self._kit):
                 raise ConfigurationError(
                     f"two handlers are named {name!r}: {self._handlers[name].place} and the built-in one, which is in"
                     f" use here by {enabled_by}: rename yours"
                 )
 
-    @property
-    def is_empty(self) -> bool:
-        """True if no job can do anything here: no handler is registered, and nothing enables a built-in one."""
-        return not self._handlers and not any(kinds.enabled_by(name, self._kit) for name in kinds.MAKERS)
+    def why_empty(self) -> str:
+        """Return why no job can do anything here, with the mend; "" if a handler is registered or enabled."""
+        if self._handlers or any(kinds.enabled_by(name, self._kit) for name in kinds.MAKERS):
+            return ""
+        if events := ",".join(self._kit.listeners):
+            return f"registers listeners alone: allow their events, --allowed-events {events}"
+        return "registers no handler: decorate a function with @jobpool.handler"
 
     def names(self) -> list[str]:
         """Return the names of all that was registered, sorted; not of the built-in handlers."""

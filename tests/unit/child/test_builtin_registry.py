@@ -50,7 +50,7 @@ def told(registry: HandlerRegistry) -> dict[str, bool]:
 def test_they_are_always_there_and_refuse_what_nothing_allows(registry: HandlerRegistry) -> None:
     assert told(registry) == dict.fromkeys(OWN, False)
     assert registry.names() == []
-    assert registry.is_empty
+    assert registry.why_empty()
     for name in OWN:
         assert refusal(name, {"name": "x"} if name == "event" else "x", registry)
     with pytest.raises(UnknownHandler):
@@ -129,7 +129,7 @@ print(sorted(name for name in sys.modules if name.startswith("jobpool.handlers.b
     monkeypatch.chdir(tmp_path)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "only_listens registers no handler: decorate a function with @jobpool.handler",
+        "only_listens registers listeners alone: allow their events, --allowed-events x",
         "['event']",
         "['callable', 'shell']",
         "['command']",

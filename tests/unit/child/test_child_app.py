@@ -205,6 +205,25 @@ def test_a_relative_import_of_a_file_names_the_module(
     assert f"name the module, --app {module}{started} ({path}:1)" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "folder", "advice"),
+    [("jobs", "src/shop_s", "src.shop_s.jobs, started in {tmp}"), ("src/shop_s/jobs.py", ".", "shop_s.jobs")],
+    ids=["a module, in its own package", "a file of an installed package"],
+)
+def test_a_relative_import_is_never_told_to_do_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str, advice: str
+) -> None:
+    path = write(tmp_path / "src/shop_s/jobs.py", "from .models import Customer\n")
+    if advice == "shop_s.jobs":
+        monkeypatch.syspath_prepend(tmp_path / "src")  # as `pip install -e .` does
+    else:
+        write(tmp_path / "src/__init__.py", "")
+    monkeypatch.chdir(tmp_path / folder)
+    with pytest.raises(ConfigurationError) as raised:
+        load(name)
+    assert f"name the module, --app {advice.format(tmp=tmp_path)} ({path}:1)" in str(raised.value)
+
+
 def test_a_child_stays_small() -> None:
     heavy = "asyncio, click, rich, pydantic, psutil, sqlite3"
     code = f"import sys, jobpool.child.main; print([n for n in {heavy.split(', ')!r} if n in sys.modules])"

@@ -276,7 +276,7 @@ def test_without_a_hook_nothing_is_registered_for_it() -> None:
     assert [info.name for info in registry.infos()] == []
     registry.on_death(lambda dead: None)
     assert [info.name for info in registry.infos()] == [ON_DEATH]
-    assert registry.is_empty, "an app of hooks alone runs no job"
+    assert registry.why_empty(), "an app of hooks alone runs no job"
 
 
 def test_queue_handlers_keep_it_out_as_any_other_handler() -> None:
