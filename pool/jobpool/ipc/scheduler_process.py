@@ -111,6 +111,7 @@ class SchedulerProcess:
         here, there = socket.socketpair()
         output = OutputLines(MAX_RECORD_BYTES)
         first = harmless(environ)
+        lacking = {name: value for name, value in scrubbed(environ).items() if name not in first}
         try:
             here.setblocking(False)
             process = execute(PROGRAM, (there.fileno(),), first, output.writing)
@@ -120,6 +121,8 @@ class SchedulerProcess:
                 process.kill()
                 process.wait()
                 raise
+            started._untold = replace(start, environ=lacking)
+            return started
         except OSError:
             here.close()
             output.close()
@@ -127,9 +130,6 @@ class SchedulerProcess:
         finally:
             there.close()
             output.hand_over()
-        lacking = {name: value for name, value in scrubbed(environ).items() if name not in first}
-        started._untold = replace(start, environ=lacking)
-        return started
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the process has ended."""
@@ -143,8 +143,9 @@ class SchedulerProcess:
                 if not words:
                     return False
                 if self._untold is not None and words.startswith(HIDDEN):
-                    self._tell(self._untold)
-                    words = words[len(HIDDEN) :]
+                    with in_memory(self._untold) as config, socket.socket(fileno=os.dup(self.line)) as told:
+                        socket.send_fds(told, [TOLD], [config])
+                    self._untold, words = None, words[len(HIDDEN) :]
                 self.is_ready = self.is_ready or READY in words
                 *lines, last = (self._words + words.replace(READY, b"")).split(b"\n")
                 kept = []
@@ -161,15 +162,10 @@ class SchedulerProcess:
             pass
         except ConnectionError:  # it died before it had read what it was told
             return False
-        return True
-
-    def _tell(self, start: CronStart) -> None:
-        self._untold = None
-        try:
-            with in_memory(start) as config, socket.socket(fileno=os.dup(self.line)) as line:
-                socket.send_fds(line, [TOLD], [config])
-        except OSError:  # no descriptor is to be had: another one is started later
+        except OSError as error:  # no descriptor is to be had for that: another one is started later
+            self._words = str(error).encode()
             self.signal(signal.SIGKILL)
+        return True
 
     @property
     def error(self) -> str:
