@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import secrets
 import sys
+import threading
 import time
 from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
@@ -101,6 +102,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def __init__(self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         self.signer = signer or EnvelopeSigner()
         self.clock: Clock = clock or SystemClock()
+        self._lending = threading.Lock()
         self.time = BrokerTime(self.broker_time, self.clock)
 
     @classmethod
@@ -365,8 +367,9 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def _control(self) -> QueueBackend:
         """Return the broker of `control_keys`; open the one to `borrow` from if it did not answer so far."""
-        if self._lent is None and self.borrow is not None:
-            self.lend(self.borrow())
+        with self._lending:  # else threads that ask at once each open one
+            if self._lent is None and self.borrow is not None:
+                self.lend(self.borrow())
         return self._lent or self
 
     def lend(self, state: QueueBackend) -> None:

@@ -93,7 +93,7 @@ class Lines:
         if self._left_out and self._dropped_of != self.nonce:
             self._send(Said(self._dropped_of, logging.INFO, "", left_out=self._left_out))
         shown = cap_text(self._masker.text(text), 2 * MAX_SAID_BYTES)
-        self._send(Said(self.nonce, level, shown, logger, self._left_out))
+        self._send(Said(self.nonce, level, shown, logger[:200], self._left_out))
 
     def _send(self, said: Said) -> None:
         try:

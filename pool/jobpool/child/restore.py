@@ -275,8 +275,7 @@ def _put_decimals(settings: dict[str, Any]) -> None:
 
 def _tools() -> set[int]:
     """Return the numbers of the tools that watch the interpreter: from Python 3.12 on, `cProfile` is one."""
-    monitoring = getattr(sys, "monitoring", None)
-    return {tool for tool in range(6) if monitoring and monitoring.get_tool(tool)}
+    return {tool for tool in range(6) if sys.version_info >= (3, 12) and sys.monitoring.get_tool(tool)}
 
 
 def _free_tools(before: set[int]) -> None:

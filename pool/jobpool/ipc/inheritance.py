@@ -167,7 +167,10 @@ def missed(fd: int) -> str:
         return "" if _is_mapped(link) else f"{link} (open for reading and writing)"
     if link.startswith("/"):
         return link
-    return _socket(fd) if link.startswith("socket:") else _nameless(link)
+    if link.startswith("socket:"):
+        return _socket(fd)
+    start, _, rest = link.partition(":")  # `anon_inode:[eventpoll]` is named eventpoll, and `pipe:[4711]` pipe
+    return rest.strip("[]") if start == "anon_inode" else start
 
 
 def _is_mapped(path: str) -> bool:
@@ -191,12 +194,6 @@ def _address(name: object) -> str:
         host, port = name[:2]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
     return os.fsdecode(name).replace("\0", "@") if isinstance(name, str | bytes) else ""
-
-
-def _nameless(link: str) -> str:
-    """Return `pipe` for `pipe:[4711]`, and `eventpoll` for `anon_inode:[eventpoll]`."""
-    kind, _, rest = link.partition(":")
-    return rest.strip("[]") if kind == "anon_inode" else kind
 
 
 # --- buffered streams -----------------------------------------------------------------------------------

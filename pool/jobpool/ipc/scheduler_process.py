@@ -117,8 +117,9 @@ class SchedulerProcess(Program):
                 if not packet:
                     return False
                 tag, words = packet[:1], packet[1:].removesuffix(b"\n")
-                if tag == HIDDEN:
-                    self._tell_options()
+                if tag == HIDDEN and self._untold is not None:
+                    told, self._untold = self._untold, None
+                    self._tell(*told)
                 elif tag == READY:
                     self.is_ready = True
                 elif tag == FIRED:
@@ -131,15 +132,10 @@ class SchedulerProcess(Program):
             pass
         except ConnectionError:  # it died before it had read what it was told
             return False
+        except OSError as error:  # no descriptor is to be had for that: another one is started later
+            self._last_words = str(error).encode()
+            self.signal(signal.SIGKILL)
         return True
-
-    def _tell_options(self) -> None:
-        if self._untold is not None:
-            told, self._untold = self._untold, None
-            try:
-                self._tell(*told)
-            except OSError:  # no descriptor is to be had: another one is started later
-                self.signal(signal.SIGKILL)
 
     @property
     def error(self) -> str:

@@ -99,7 +99,7 @@ class Master:
     def __post_init__(self) -> None:
         self._batch = Batch()
         self._gc_at = time.monotonic() + GC_EVERY_S
-        self._begun = time.monotonic()
+        self._begun = self.backend.clock.boot()
         pool, backend, inbox = self.pool, self.backend, self.inbox
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
@@ -366,7 +366,7 @@ class Master:
             children=sum(slot.is_ready for slot in slots.all),
             busy=slots.count(SlotState.BUSY),
             lease_margin=round(min(ends) - now, 3) if ends else None,
-            started=round(self.backend.control_time() - (time.monotonic() - self._begun), 3),
+            started=round(self.backend.control_time() - (self.backend.clock.boot() - self._begun), 3),
         )
 
     @property

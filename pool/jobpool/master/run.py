@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 from msgspec import Struct
@@ -155,16 +155,13 @@ def _run(
 @contextmanager
 def _hearing_requests(settings: Settings, children: ChildProcesses) -> Iterator[None]:
     """Hear the requests of `jobpool top`. Without its socket the pool works all the same."""
-    try:
-        requests = RequestSocket(settings.board_path) if settings.board_path else None
-    except OSError as error:
-        log.warning("`jobpool top` can only look at this pool", extra={"fields": {"error": str(error)}})
-        requests = None
-    if requests is None:
-        yield
-        return
-    with closing(requests):
-        children.watch(requests.fileno(), lambda: [ev.Requested(*one) for one in requests.read()])
+    with ExitStack() as opened:
+        try:
+            if settings.board_path:
+                requests = opened.enter_context(closing(RequestSocket(settings.board_path)))
+                children.watch(requests.fileno(), lambda: [ev.Requested(*one) for one in requests.read()])
+        except OSError as error:
+            log.warning("`jobpool top` can only look at this pool", extra={"fields": {"error": str(error)}})
         yield
 
 
@@ -214,12 +211,12 @@ def _master(
     neighbourhood: Neighbourhood,
 ) -> Master:
     count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
-    reaping, inspector = ReapPolicy(settings.max_crashes), LeaseInspector(signer, settings.queue_handlers)
+    inspector = LeaseInspector(signer, settings.queue_handlers)
     settle_thread = SettleThread(
         backend,
         settings.queue_names,
         settings.ttl,
-        reaping,
+        ReapPolicy(settings.max_crashes),
         inbox,
         count_every,
         settings.dead_letter_queue,
@@ -234,24 +231,20 @@ def _master(
         inbox=inbox,
         fetch_thread=FetchThread(backend, settings.queues, settings.ttl, inspector, inbox, limits_of(settings)),
         settle_thread=settle_thread,
-        publisher=_publisher(settings, board, settle_thread.reap_every),
+        publisher=Publisher(
+            board,
+            Masker(settings.history.mask).text,
+            name=settings.name,
+            version=__version__,
+            queues=" ".join(settings.queue_names),
+            backend=redact(settings.backend),
+            broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
+            reap_interval=settle_thread.reap_every,
+        ),
         serves=partial(_tell_queues, settings, board, neighbourhood),
         telemetry=telemetry,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
         version=__version__,
-    )
-
-
-def _publisher(settings: Settings, board: Scoreboard, reap_every: float) -> Publisher:
-    return Publisher(
-        board,
-        Masker(settings.history.mask).text,
-        name=settings.name,
-        version=__version__,
-        queues=" ".join(settings.queue_names),
-        backend=redact(settings.backend),
-        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
-        reap_interval=reap_every,
     )
 
 

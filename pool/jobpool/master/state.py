@@ -63,13 +63,10 @@ class Server:
     started_at: float
     is_reload: bool = False
     loaded: bool = False
-    preloaded: bool = True
-    """Its children are forks of the imported app; else each imports it."""
+    preloaded: bool = True  # its children are forks of the imported app; else each imports it
     ending: bool = False
-    refused: bool = False
-    """Its app cannot run on this pool's backend: it is to be ended."""
-    told_slow: bool = False
-    """It was logged that its import takes long."""
+    refused: bool = False  # its app cannot run on this pool's backend: it is to be ended
+    told_slow: bool = False  # it was logged that its import takes long
     heard_at: float = 0.0
     """When it last said something, or the master came back from a time in which it could not have heard it."""
 
@@ -156,14 +153,11 @@ class Pool:
 
     settings: Settings
     now: float
-    can: Capabilities = field(default_factory=Capabilities)
-    """The capabilities of its backend."""
+    can: Capabilities = field(default_factory=Capabilities)  # the capabilities of its backend
     queues: dict[str, float] = field(init=False)
     """Queue that the pool serves → its weight; {} until the app has loaded, if the settings name none."""
-    queues_came: bool = False
-    """An app has loaded: the loop tells the threads what to serve, and they look round."""
-    told_unserved: set[str] = field(default_factory=set)
-    """Warnings about what nothing serves that were logged."""
+    queues_came: bool = False  # an app has loaded: the loop tells the threads what to serve, and they look round
+    told_unserved: set[str] = field(default_factory=set)  # warnings about what nothing serves that were logged
     target: int = 0
     cpus: int = field(default_factory=usable_cpus)
     slots: Slots = field(init=False)
@@ -174,23 +168,17 @@ class Pool:
     asks: list[tuple[int, Ask]] = field(default_factory=list)
     replies: list[tuple[int, Reply]] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    """Of handlers and of the app, for the log."""
+    lines: list[Line] = field(default_factory=list)  # of handlers and of the app, for the log
     lines_left_out: int = 0
-    in_stack: bool = False
-    """The last line that the app printed at its import belongs to a stack."""
-    told: set[str] = field(default_factory=set)
-    """Handlers of which the first success was logged."""
-    tells_each: bool = False
-    """Each job that ends is logged."""
+    in_stack: bool = False  # the last line that the app printed at its import belongs to a stack
+    told: set[str] = field(default_factory=set)  # handlers of which the first success was logged
+    tells_each: bool = False  # each job that ends is logged
     handlers: dict[str, HandlerInfo] = field(default_factory=dict)
     servers: dict[int, Server] = field(default_factory=dict)
-    generation: int = 0
-    """The generation new children are forked from; 0 = none has loaded yet."""
+    generation: int = 0  # the generation new children are forked from; 0 = none has loaded yet
     boot: BackOff = field(default_factory=lambda: BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S))
     """Of children and fork servers that do not come up."""
-    schedulers: Schedulers = field(default_factory=Schedulers)
-    """Of the schedulers beside the pool, where there are any."""
+    schedulers: Schedulers = field(default_factory=Schedulers)  # of the schedulers beside the pool, where there are any
     metrics: MemoryMetrics = field(default_factory=MemoryMetrics)
     """The one place where events are counted: scoreboard, log, metrics and rollups read it."""
     stats: dict[str, QueueStats] = field(default_factory=dict)
@@ -199,8 +187,7 @@ class Pool:
     stop_signal: int | None = None  # the last of those that ask for a stop
     stop_signal_at: float = 0.0
     reload_asked: bool = False
-    reloaded_at: float = -math.inf
-    """When the last reload began."""
+    reloaded_at: float = -math.inf  # when the last reload began
     reload_error: str = ""
     """Why the last reload failed; "" = it did not. Until the next good one."""
     stacks_asked: bool = False
@@ -212,53 +199,36 @@ class Pool:
     """Thread → why its calls to the broker fail for now."""
     outages_told: set[type[JobpoolError]] = field(default_factory=set)
     """Kinds of errors of this outage that were logged."""
-    refused_since: float = 0.0
-    """When the broker began to refuse this pool; 0.0 = it does not."""
+    refused_since: float = 0.0  # when the broker began to refuse this pool; 0.0 = it does not
     open_breakers: set[str] = field(default_factory=set)
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
     paused: dict[str, Pause] = field(default_factory=dict)
     """Queues from which nothing is fetched because a person has asked for it."""
-    ident: str = field(default_factory=lambda: secrets.token_hex(4))
-    """Its id among the pools of its broker."""
-    drained: bool = False
-    """A person has asked this pool to fetch nothing."""
-    cancels: dict[str, Mark] = field(default_factory=dict)
-    """Messages that a person has cancelled, by id."""
-    cancels_over: list[str] = field(default_factory=list)
-    """Ids of settled ones: the loop has their marks removed."""
-    control_came: bool = False
-    """The requests of people have changed: the loop tells the fetch thread."""
+    ident: str = field(default_factory=lambda: secrets.token_hex(4))  # its id among the pools of its broker
+    drained: bool = False  # a person has asked this pool to fetch nothing
+    cancels: dict[str, Mark] = field(default_factory=dict)  # messages that a person has cancelled, by id
+    cancels_over: list[str] = field(default_factory=list)  # ids of settled ones: the loop has their marks removed
+    control_came: bool = False  # the requests of people have changed: the loop tells the fetch thread
     answered_queues: set[str] = field(default_factory=set)
     """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
     closed_to_hooks: frozenset[str] | None = None
     """Queues whose `queue_handlers` keep the app's `on_death` hooks out; None = the app has none."""
-    app_came: bool = False
-    """An app has loaded; the loop tells the settle thread of its hooks."""
-    fetch_came: int = 0
-    """Messages of fetches that were taken in; the loop tells the fetch thread."""
-    shortest_lease: float = 0.0
-    """Seconds for which the shortest of its leases lasts; 0 = as long as was asked for."""
-    has_booted: bool = False
-    """A child was ready, at any time."""
-    child_came: bool = False
-    """A child has become ready; the loop publishes that soon."""
+    app_came: bool = False  # an app has loaded; the loop tells the settle thread of its hooks
+    fetch_came: int = 0  # messages of fetches that were taken in; the loop tells the fetch thread
+    shortest_lease: float = 0.0  # seconds for which the shortest of its leases lasts; 0 = as long as was asked for
+    has_booted: bool = False  # a child was ready, at any time
+    child_came: bool = False  # a child has become ready; the loop publishes that soon
     unused_starts: set[str] = field(default_factory=set)
     """Limited queues with starts that were granted and not used; the loop tells the fetch thread."""
     leased_total: int = 0
-    leased_at_count: int = 0
-    """The same when messages were last counted."""
-    counted_at: float = 0.0
-    """When that was."""
+    leased_at_count: int = 0  # the same when messages were last counted
+    counted_at: float = 0.0  # when that was
     ended_total: int = 0
     checked_at: float = 0.0
-    wall: Callable[[], float] = time.time
-    """Unix time by the broker's last answer: `BrokerTime.last`."""
-    wall_ahead: float = 0.0
-    """That less CLOCK_MONOTONIC: seconds, at the last answer to a settlement."""
-    boot_ahead: float = 0.0
-    """CLOCK_BOOTTIME, by which leases end, less CLOCK_MONOTONIC: seconds, at the last turn."""
-    changed: bool = True
-    """Something happened that may call for another child or fork server."""
+    wall: Callable[[], float] = time.time  # Unix time by the broker's last answer: `BrokerTime.last`
+    wall_ahead: float = 0.0  # that less CLOCK_MONOTONIC: seconds, at the last answer to a settlement
+    boot_ahead: float = 0.0  # CLOCK_BOOTTIME, by which leases end, less CLOCK_MONOTONIC: seconds, at the last turn
+    changed: bool = True  # something happened that may call for another child or fork server
     nonces: Iterator[int] = field(default_factory=nonces)
     child_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     generations: Iterator[int] = field(default_factory=lambda: count(1))
@@ -273,8 +243,7 @@ class Pool:
     unknown_since: dict[str, float] = field(default_factory=dict)
     broken: dict[str, float] = field(default_factory=dict)
     """Owner tokens of leases that broke, and when that was told: the fetch that brings them may still be on its way."""
-    told_short: bool = False
-    """It was said that leases are much shorter than was asked for."""
+    told_short: bool = False  # it was said that leases are much shorter than was asked for
 
     def __post_init__(self) -> None:
         self.target = self.settings.workers

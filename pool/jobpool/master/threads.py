@@ -259,6 +259,7 @@ class ControlThread(MasterThread):
 
     def _look(self) -> float:
         """Read and write what there is; return the seconds until the next look."""
+        pool = self._describe()  # first: then the broker's clock is known before anything is fetched
         asked = control.read(self._backend)
         if asked != self._known:
             self._known = asked
@@ -268,7 +269,6 @@ class ControlThread(MasterThread):
             control.unmark(self._backend, over)
             for _ in over:
                 self._over.popleft()
-        pool = self._describe()
         self._is_up |= pool.children >= self._wanted()
         shown = [self._is_up, pool.state, *pool.queues]
         if shown != self._told or time.monotonic() >= self._tell_at:

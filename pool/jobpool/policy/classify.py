@@ -34,10 +34,8 @@ def outcome_of(
     match kind:
         case ResultKind.SUCCEEDED:
             return Succeeded(follow_ups, result)
-        case ResultKind.FAILED:
-            return Failed(error, cause=printed(output))
-        case ResultKind.UNRECOVERABLE:
-            return Failed(error, permanent=True, cause=printed(output))
+        case ResultKind.FAILED | ResultKind.UNRECOVERABLE:
+            return Failed(error, permanent=kind is ResultKind.UNRECOVERABLE, cause=printed(output))
         case ResultKind.RETRY:
             return ended.RetryAsked(after, error, printed(output))
         case ResultKind.SNOOZE:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.descriptors import no_more_descriptors
 
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scheduler_process import CronStart, SchedulerProcess
@@ -59,6 +60,14 @@ def test_it_has_no_secret_until_its_memory_is_hidden(process: SchedulerProcess) 
     while not process.is_ready and time.monotonic() < give_up and process.hear():
         has_spoken(process, 1.0)
     assert process.is_ready, "then it is told"
+
+
+def test_one_that_cannot_be_told_is_ended_and_says_why(process: SchedulerProcess) -> None:
+    assert has_spoken(process, 30.0)
+    with no_more_descriptors():
+        assert process.hear()
+    assert process._process.wait(30.0) == -signal.SIGKILL
+    assert "Too many open files" in process.error
 
 
 def test_its_death_before_it_has_read_its_options_is_its_end(process: SchedulerProcess) -> None:

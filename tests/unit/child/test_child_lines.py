@@ -90,6 +90,8 @@ def test_below_the_level_nothing_is_sent_and_a_record_is_one_frame(ends: tuple[s
     lines.write(b"printed\n")
     lines.say(logging.ERROR, "two\nlines", "shop")
     assert [(one.level, one.text, one.logger) for one in received(here)] == [(logging.ERROR, "two\nlines", "shop")]
+    lines.say(logging.ERROR, "\0" * 10_000, "\0" * 10_000)
+    assert len(here.recv(2**20)) < packets.INLINE_BYTES, "else the child is taken for broken"
 
 
 def test_a_master_that_stands_still_holds_nobody_up(ends: tuple[socket.socket, socket.socket]) -> None:

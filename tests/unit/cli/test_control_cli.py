@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -90,6 +91,18 @@ def test_a_broker_without_keys_is_refused_and_a_lent_store_helps(tmp_path: Path)
         backend.lend(open_backend(f"sqlite:///{tmp_path}/state.db"))
         control.pause(backend, "reports")
         assert control.read(backend).paused.keys() == {"reports"}
+
+
+def test_threads_that_ask_at_once_open_one_state(tmp_path: Path) -> None:
+    opened = list[QueueBackend]()
+
+    def borrow() -> QueueBackend:
+        opened.append(open_backend(f"sqlite:///{tmp_path}/state.db"))
+        return opened[-1]
+
+    with closing(Modest()) as backend, ThreadPoolExecutor(8) as threads:
+        backend.borrow = borrow
+        assert len({id(keys) for keys in threads.map(lambda _: backend.control_keys, range(8))}) == len(opened) == 1
 
 
 def test_a_state_is_for_brokers_without_keys_and_has_some_itself(tmp_path: Path) -> None:

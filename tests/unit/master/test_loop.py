@@ -18,6 +18,7 @@ from support.jobs import new_lease
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import ReapPolicy, State
+from jobpool.clock import SystemClock
 from jobpool.errors import AccessRefused
 from jobpool.ipc.frames import Loaded
 from jobpool.master import events as ev
@@ -322,8 +323,30 @@ def test_garbage_that_refers_to_itself_goes_every_ten_seconds_however_rarely_the
         gc.enable()
 
 
-def test_a_pool_tells_its_start_by_the_brokers_clock(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryBackend, "broker_time", lambda _: 5e9)
-    backend = MemoryBackend()
+class Sleeper(SystemClock):
+    """The clock of a machine that has slept."""
+
+    slept = 0.0
+
+    def boot(self) -> float:
+        return super().boot() + self.slept
+
+
+def test_a_pool_tells_its_start_by_the_brokers_clock_also_after_a_sleep_of_the_machine(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryBackend, "broker_time", lambda self: 5e9 + self.clock.slept)
+    backend = MemoryBackend(clock=(clock := Sleeper()))
     master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, LastLease(inbox, ev.ReapDone([])))
-    assert master._describe().started == pytest.approx(5e9, abs=5.0)
+    for clock.slept in (0.0, 3600.0):
+        assert master._describe().started == pytest.approx(5e9, abs=5.0)
+
+
+def test_the_brokers_clock_is_known_before_anything_is_fetched(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryBackend, "broker_time", lambda _: 5e9)
+    backend, told = MemoryBackend(), list[float]()
+    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    assert master._control_thread is not None
+    monkeypatch.setattr(Inbox, "put", lambda *_: told.append(backend.time.last()))
+    master._control_thread._look()
+    assert told == [pytest.approx(5e9, abs=5.0)]
