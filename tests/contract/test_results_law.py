@@ -33,7 +33,7 @@ from jobpool.errors import (
 )
 from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
-from jobpool.message.results import JobHandle, JobState, capped, keep
+from jobpool.message.results import JobHandle, JobState, Kept, capped, keep
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 needs_results = pytest.mark.needs("leases", "key_store")
@@ -179,6 +179,12 @@ def test_each_lack_has_its_error(backend: QueueBackend) -> None:
     assert settle(backend, forged, of(forged, "rubbish"))
     with pytest.raises(ResultNotKept, match="is not JSON: its handler has forged it"):
         backend.result(forged.id)
+    for record in (b"rubbish\n\n", b"7\n1", b'["report","q","x",1]\n1'):
+        changed = a_lease(backend)
+        assert settle(backend, changed, Ack((), Kept(record, 60.0))) is Settled.OK
+        assert backend.status(changed.id).state is JobState.DONE
+        with pytest.raises(ResultNotKept, match="somebody has changed it in the broker"):
+            backend.result(changed.id)
     with pytest.raises(JobFailed, match=r"\(failed\): ValueError: boom") as raised:
         backend.result(failed.id)
     assert raised.value.status.attempts == 1
@@ -237,8 +243,9 @@ def test_a_running_job_tells_what_its_pool_has_said_of_this_delivery(backend: Qu
     backend.keys.put_records("running", {lease.id: said % lease.deliveries}, 60.0)
     status = backend.status(lease.id)
     assert (status.where, status.since, status.progress, status.note) == ("host:7", 5.0, 0.5, "half")
-    backend.keys.put_records("running", {lease.id: said % (lease.deliveries + 1)}, 60.0)
-    assert backend.status(lease.id).where is None
+    for other in (said % (lease.deliveries + 1), b"rubbish", b"[7]"):
+        backend.keys.put_records("running", {lease.id: other}, 60.0)
+        assert backend.status(lease.id).where is None
 
 
 @needs_results

@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+import orjson
 from apps_pool import HELD, LONG, note, rubbish_to_all
+from msgspec import Raw
 
 import jobpool
 from jobpool.child.recycle import resident
@@ -82,7 +84,7 @@ def flood_questions(ctx: jobpool.JobContext, until: str) -> None:
     Each question costs the master some 10 ms: many jobs, of which the last is not valid, so that none is enqueued.
     """
     note(ctx, "start")
-    question = Ask([{"handler": "work"}] * 1500 + [{}]).encode()
+    question = Ask(Raw(orjson.dumps([{"handler": "work"}] * 1500 + [{}]))).encode()
     sock = producer.default()._channel  # type: ignore[attr-defined]
     owed = 0
     while owed or not os.path.exists(until):

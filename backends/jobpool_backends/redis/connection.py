@@ -36,6 +36,7 @@ Result = TypeVar("Result")
 Word = str | bytes | int | float
 _NUMBERS = (int, float)
 
+WORDS_AT_ONCE = 50_000
 MIN_SHARE_S = 0.25  # for each of many servers: less would pass over servers that are merely far away
 
 
@@ -100,6 +101,9 @@ class Connection:
 def _pack(words: Sequence[Word]) -> bytes:
     # Of numbers hiredis 3.5 makes text itself, and crashes if a signal's handler raises meanwhile, as Ctrl-C does.
     text = [str(word) if type(word) in _NUMBERS else word for word in words]
+    if len(text) > WORDS_AT_ONCE:  # other threads wait for a step of C
+        parts = [text[start : start + WORDS_AT_ONCE] for start in range(0, len(text), WORDS_AT_ONCE)]
+        return b"*%d\r\n" % len(text) + b"".join(_pack(part).partition(b"\r\n")[2] for part in parts)
     return pack_command(tuple(text))  # type: ignore[arg-type, no-any-return]  # its stub says a tuple of one
 
 

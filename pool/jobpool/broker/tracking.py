@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from jobpool.broker.key_store import read_record
 from jobpool.broker.values import MAX_PAGE, Message, MessageFilter, State, check_wait
 from jobpool.errors import JobFailed, ResultNotKept, ResultPending, ResultTooLarge, UnknownJob, Unsupported
 from jobpool.message.printable import headline
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
 
 RUNNING_SPACE = "running"
-"""The space of the key store in which pools say what runs: by the id of the job, `RunningRecord` as JSON."""
+"""The space of the key store in which pools say what runs: by the id of the job, fields of `JobStatus` as JSON."""
 
 BATCH_LOOK_S = 0.1  # seconds between two looks at batches that somebody waits for
 BATCH = "(batch)"  # in the place of a handler's name
@@ -84,7 +85,7 @@ def _of_run(backend: QueueBackend, message: Message) -> dict[str, Any]:
     if message.claim is not None:
         return {"where": f"claim {message.claim}"}
     record = backend.keys.get_record(RUNNING_SPACE, message.id) if backend.capabilities.key_store else None
-    said = orjson.loads(record) if record else {}
+    said = read_record(record, dict[str, Any]) or {}
     return said if said.pop("fence", None) == message.deliveries else {}
 
 
@@ -108,7 +109,10 @@ def _of_batch(ident: str, backend: QueueBackend) -> JobStatus:
 
 
 def _of_record(ident: str, record: bytes) -> JobStatus:
-    read = Record.read(record)
+    try:
+        read = Record.read(record)
+    except ValueError:  # changed in the broker: see `_value`
+        return JobStatus(ident, JobState.DONE)
     return JobStatus(ident, JobState.DONE, read.queue, read.handler, read.attempts, ended_at=read.ended_at)
 
 

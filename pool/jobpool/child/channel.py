@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jobpool import errors
 from jobpool.errors import FORKED, BackendUnavailable, InvalidJob, JobpoolError, Unsupported
 from jobpool.ipc import frames, packets
-from jobpool.ipc.frames import Ask, Reply
+from jobpool.ipc.frames import Ask, Reply, to_raw
 from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jobpool.broker.values import NewMessage
 
 _FRAME_BYTES = 1024  # more than a question has beside its jobs
+PACKED_AT_ONCE = 250  # jobs: some 5 ms of the master's loop
 
 
 class ChannelProducer:
@@ -44,18 +45,20 @@ class ChannelProducer:
 
         Blocks until the master has the broker's answer.
         """
-        return self._request(Ask([definition.to_dict() for definition in definitions])).ids
+        return self._request(Ask(to_raw(definitions))).ids
 
     def call_batch(self, call: BatchCall, jobs: Sequence[JobDefinition] = ()) -> BatchStatus | None:
         """Carry out a call about a batch. See `QueueBackend.call_batch`; raises and blocks as `enqueue_many`."""
-        return self._request(Ask([definition.to_dict() for definition in jobs], batch=call)).batch
+        return self._request(Ask(to_raw(jobs), batch=call)).batch
 
     def pack(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
         """Return signed messages for these jobs, for the caller to enqueue. Raises and blocks as `enqueue_many`."""
-        reply = self._request(Ask([definition.to_dict() for definition in definitions], pack=True))
         from jobpool.broker.values import NewMessage  # rarely needed, and dear to import
 
-        return [NewMessage.from_dict(fields) for fields in reply.packed]
+        jobs, packed = [*definitions], list[dict[str, Any]]()
+        for start in range(0, len(jobs), PACKED_AT_ONCE):
+            packed += self._request(Ask(to_raw(jobs[start : start + PACKED_AT_ONCE]), pack=True)).packed
+        return [NewMessage.from_dict(fields) for fields in packed]
 
     def _request(self, ask: Ask) -> Reply:
         if os.getpid() != self._pid:

@@ -39,6 +39,7 @@ from jobpool.ipc.frames import (
     Result,
     plain_success,
     split_ticket,
+    to_raw,
 )
 from jobpool.ipc.inheritance import flush, writers
 from jobpool.ipc.process_options import NO_LINES, ChildBoot, ChildOptions
@@ -271,9 +272,8 @@ class _Title:
 
 
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
-    follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
     ran = attempt.kind, attempt.started, attempt.duration, attempt.output, attempt.error, attempt.after
-    return Result(nonce, *ran, follow_ups, leaving, attempt.kept).encode()
+    return Result(nonce, *ran, to_raw(attempt.follow_ups), leaving, attempt.kept).encode()
 
 
 def _write_lines_at_once() -> None:

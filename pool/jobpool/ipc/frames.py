@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import orjson
-from msgspec import Meta, MsgspecError, Struct, field, json
-from msgspec.structs import asdict
+from msgspec import Meta, MsgspecError, Raw, Struct, field, json
 
 from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Exit
+from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import ResultKind
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ TICKETED = 3  # first byte of a run with a ticket before it
 MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 """Bytes of jobs, as JSON, that one attempt may enqueue with its end, or ask for at once: the master holds all of it."""
 
+NO_JOBS = Raw(b"[]")
 MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 MAX_SAID_BYTES = 2048  # bytes of a line for the log, about; a longer one keeps its head and tail
@@ -38,11 +40,16 @@ class BadFrame(ValueError):
     """A packet is not a frame of ours: rubbish, cut short, or of another version."""
 
 
+def to_raw(jobs: Iterable[JobDefinition]) -> Raw:
+    """Return jobs as they travel. Raises `TypeError`: JSON cannot carry one."""
+    return Raw(orjson.dumps([job.to_dict() for job in jobs]))  # msgspec would send a key of another type as text
+
+
 class JsonFrame(Struct, frozen=True):
     """A frame that is a tag and its fields as JSON. Fields of a later version are ignored: a reload may bring one."""
 
     def encode(self) -> bytes:
-        return _TAGS[type(self)] + orjson.dumps(self, asdict)  # msgspec would send a key of another type as text
+        return _TAGS[type(self)] + json.encode(self)
 
 
 class Run(Struct, frozen=True):
@@ -84,15 +91,14 @@ class Result(Struct):
     output: str = ""  # captured text and return value, capped
     error: str = ""  # traceback or stack
     after: float = 0.0  # delay in seconds that `Retry` or `Snooze` asked for
-    follow_ups: list[dict[str, Any]] = field(default_factory=list)  # from `ctx.enqueue`: `JobDefinition.to_dict`
+    follow_ups: Raw = NO_JOBS  # from `ctx.enqueue`
     leaving: str = ""  # why the child exits after this frame; "" = it takes the next one
     kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
 
     def encode(self) -> bytes:
         head = RESULT_HEAD.pack(0x12, self.nonce, self.kind, self.started, self.duration)
-        if not (self.output or self.error or self.after or self.follow_ups or self.leaving or self.kept):
-            return head
-        return head + orjson.dumps([self.output, self.error, self.after, self.follow_ups, self.leaving, self.kept])
+        tail = self.output, self.error, self.after, self.follow_ups, self.leaving, self.kept
+        return head if tail == _NO_TAIL else head + json.encode(tail)
 
 
 def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: float, body: bytes) -> bytes:
@@ -119,7 +125,7 @@ def plain_success(nonce: int, started: float, duration: float) -> bytes:
 class Ask(JsonFrame, frozen=True):
     """Code inside a child used `Jobs()`: enqueue these for it, and `Reply`."""
 
-    definitions: list[dict[str, Any]]  # `JobDefinition.to_dict`
+    definitions: Raw  # `to_raw`: many would take the loop seconds to read
     pack: bool = False  # only sign them, and answer with the messages: the handler enqueues them in its transaction
     batch: BatchCall | None = None  # carry this out; they are its callbacks
 
@@ -231,6 +237,8 @@ _JSON_FRAMES: dict[int, type[Any]] = {
     0x25: Exited,
 }
 _TAGS = {kind: bytes([tag]) for tag, kind in _JSON_FRAMES.items()}
+_NO_TAIL = "", "", 0.0, NO_JOBS, "", ""
+_RESULT_TAIL = json.Decoder(tuple[str, str, float, Raw, str, str])
 
 
 def decode(packet: bytes) -> Frame:
@@ -243,22 +251,17 @@ def decode(packet: bytes) -> Frame:
                 raise BadFrame("a Result with impossible times")
             if len(packet) == RESULT_HEAD.size:
                 return Result(nonce, _SUCCEEDED if kind == 0 else ResultKind(kind), started, duration)
-            tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
-            output, error, after, follow_ups, leaving, kept = tail
-            # Checked, because user code shares the process that sends this.
-            texts = type(output) is str is type(error) is type(leaving) is type(kept)
-            if not (texts and type(follow_ups) is list and type(after) in (int, float)):
-                raise BadFrame("a Result with fields of other types")
-            if not after >= 0.0:
+            # Types are checked, here and below, because user code shares the process that sends this.
+            tail = _RESULT_TAIL.decode(memoryview(packet)[RESULT_HEAD.size :])
+            if not tail[2] >= 0.0:
                 raise BadFrame("a Result with an impossible delay")
-            return Result(nonce, ResultKind(kind), started, duration, output, error, after, follow_ups, leaving, kept)
+            return Result(nonce, ResultKind(kind), started, duration, *tail)
         if tag in (1, TICKETED):
             ticket, run = split_ticket(packet) if tag == TICKETED else (b"", packet)
             _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(run)
             return Run(nonce, fence, attempts, crashes, timeout, run[RUN_HEAD.size :], ticket)
         if tag == 0x10:
             return Ready()
-        # Checked against the annotations, because user code shares the process that sends some of them.
         return json.decode(memoryview(packet)[1:], type=_JSON_FRAMES[tag])  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError, IndexError, MsgspecError, RecursionError, struct.error) as error:
         raise BadFrame(f"a packet of {len(packet)} bytes is not a frame: {error}") from error

@@ -9,6 +9,7 @@ from msgspec import Struct
 from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.master.slots import Delivery, Slot
+from jobpool.message.definition import SentJobs
 from jobpool.message.settlement import Settlement
 
 
@@ -86,6 +87,7 @@ class Produce(Action):
 
     child: int
     ask: Ask
+    jobs: SentJobs  # of the question
 
 
 class Answer(Action):

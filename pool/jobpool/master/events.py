@@ -171,6 +171,11 @@ class Produced(ChildEvent):
     reply: Reply
 
 
+class FollowUpsRefused(Event):  # by the backend, and so their ack was not settled
+    delivery: Delivery
+    error: str
+
+
 class ChildBroken(ChildEvent):
     """The channel has closed, or carried what is not a frame. Not a proof of death, but the child is useless now."""
 

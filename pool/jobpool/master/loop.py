@@ -221,11 +221,11 @@ class Master:
                 slot.awaits_stack = not self.children.has_stack(slot)
             case act.ForgetChild(_, child):
                 self.children.forget(child)
-            case act.Produce(child, ask) if ask.pack:
+            case act.Produce(child, ask, jobs) if ask.pack:
                 # Not on the settle thread: that may wait for a lock which the asking handler's transaction holds.
-                self._apply(produce(self.backend, child, ask))
-            case act.Produce(child, ask):
-                self.settle_thread.produce(child, ask)
+                self._apply(produce(self.backend, child, ask, jobs))
+            case act.Produce(child, ask, jobs):
+                self.settle_thread.produce(child, ask, jobs)
             case act.Answer(child, reply):
                 self.children.reply(child, reply)
             case _:

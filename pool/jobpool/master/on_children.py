@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from jobpool.errors import ENQUEUE_LATER, InvalidJob
-from jobpool.ipc.frames import Loaded, Result
+from jobpool.errors import ENQUEUE_LATER
+from jobpool.ipc.frames import NO_JOBS, Loaded, Result
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import events as ev
 from jobpool.master.deadlines import overrun_text
@@ -20,7 +20,7 @@ from jobpool.master.state import BROKEN_GRACE_S, GIVEN_BACK, Line, Pool
 from jobpool.message import outcome as ended
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import BROKEN, Death, innermost
-from jobpool.message.definition import JobDefinition, result_ttl_of
+from jobpool.message.definition import SentJobs, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
 from jobpool.message.units import format_size
@@ -208,7 +208,7 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
         if result.kind is ResultKind.CANCELLED and not delivery.cancelled:  # rubbish on its page; the alarm fired
             result = replace(result, kind=ResultKind.TIMEOUT)
         kept = _to_keep(pool, delivery, result.kept) if result.kept else None
-        plain = result.kind is ResultKind.SUCCEEDED and not (result.follow_ups or kept)
+        plain = result.kind is ResultKind.SUCCEEDED and result.follow_ups == NO_JOBS and not kept
         outcome = SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result, kept)
         pool.outcomes.append((delivery, outcome))
     if count:
@@ -229,16 +229,12 @@ def _to_keep(pool: Pool, delivery: Delivery, text: str) -> Kept | None:
 
 
 def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Result, kept: Kept | None) -> Outcome:
-    try:
-        follow_ups = tuple(JobDefinition.from_dict(item) for item in result.follow_ups)
-    except (InvalidJob, KeyError, TypeError, ValueError) as error:
-        return ended.Failed(f"a follow-up job is not valid: {error}")
     return outcome_of(
         result.kind,
         handler=delivery.handler,
         error=result.error,
         after=result.after,
-        follow_ups=follow_ups,
+        follow_ups=SentJobs(result.follow_ups, pool.settings.enqueue_to) if result.follow_ups != NO_JOBS else (),
         seen_for=pool.unknown_for(delivery.lease.id) if result.kind is ResultKind.UNKNOWN_HANDLER else 0.0,
         output=result.output,
         peak=slot.peak_rss,

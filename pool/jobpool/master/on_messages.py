@@ -17,6 +17,7 @@ from jobpool.message.outcome import (
     AlreadyDone,
     Contended,
     Expired,
+    Failed,
     HandlerNotAllowed,
     NewerWire,
     NotRun,
@@ -267,6 +268,11 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
     )
 
 
+def _follow_ups_refused(pool: Pool, event: ev.FollowUpsRefused) -> None:
+    event.delivery.settling = False
+    pool.outcomes.append((event.delivery, Failed(f"a follow-up job is refused: {event.error}", permanent=True)))
+
+
 def _given_up(pool: Pool, event: ev.GivenUp) -> None:
     for delivery in event.deliveries:
         pool.ended(delivery, LEASE_LOST)
@@ -341,6 +347,7 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ControlRead: _control_read,
     ev.Answered: _answered,
     ev.GivenUp: _given_up,
+    ev.FollowUpsRefused: _follow_ups_refused,
     ev.Renewed: _renewed,
     ev.LeasesBroke: _leases_broke,
     ev.ReapDone: _reap_done,

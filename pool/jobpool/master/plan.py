@@ -16,7 +16,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from jobpool.errors import ConfigurationError, JobpoolError, MalformedEnvelope
-from jobpool.ipc.frames import Reply
+from jobpool.ipc.frames import Reply, to_raw
 from jobpool.master import actions as act
 from jobpool.master.deadlines import FROZEN_S, allow_for_pause, check_deadlines, kill_child, lose_expired
 from jobpool.master.dispatch import dispatch
@@ -25,11 +25,11 @@ from jobpool.master.slots import Delivery, SlotState
 from jobpool.master.spawning import answer_requests, keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping, not_run
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
-from jobpool.message.definition import JobDefinition, check_enqueue_to
+from jobpool.message.definition import JobDefinition, SentJobs
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import AlreadyDone, EndReason, NotRun, Rejected, Succeeded
+from jobpool.message.outcome import AlreadyDone, EndReason, NotRun, Rejected
 from jobpool.message.settlement import Abandon, Leave, Settlement
-from jobpool.policy.classify import cancelled, checked, counters_of
+from jobpool.policy.classify import cancelled, counters_of
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.retry import RetryPolicy, parse_backoff
 
@@ -94,8 +94,8 @@ class Planner:
                 continue
             if delivery.cancelled:
                 outcome = cancelled(outcome)
-            if (type(outcome) is Succeeded or type(outcome) is AlreadyDone) and outcome.follow_ups:
-                outcome = checked(outcome, self.check, pool.settings.enqueue_to)
+            if type(outcome) is AlreadyDone and outcome.follow_ups:  # checked as those of an attempt are
+                outcome = AlreadyDone(SentJobs(to_raw(outcome.follow_ups), pool.settings.enqueue_to))
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)
             settlement = decide(outcome, delivery.lease, rules, self.retry, now_boot)
             if isinstance(settlement, Leave):
@@ -169,14 +169,11 @@ def _talk(pool: Pool, actions: list[act.Action]) -> None:
     if not (pool.asks or pool.replies or pool.stacks_asked):
         return
     for child, ask in pool.asks:
-        try:
-            for definition in ask.definitions:
-                check_enqueue_to(definition, pool.settings.enqueue_to)
-            if ask.batch is not None and ask.batch.verb == "cancel" and pool.settings.enqueue_to:
-                raise ConfigurationError("handlers of a pool that sets enqueue_to may not cancel a batch")
-            actions.append(act.Produce(child, ask))
-        except ConfigurationError as error:
-            pool.replies.append((child, Reply([], type(error).__name__, str(error))))
+        if ask.batch is not None and ask.batch.verb == "cancel" and pool.settings.enqueue_to:
+            refusal = "handlers of a pool that sets enqueue_to may not cancel a batch"
+            pool.replies.append((child, Reply([], ConfigurationError.__name__, refusal)))
+        else:
+            actions.append(act.Produce(child, ask, SentJobs(ask.definitions, pool.settings.enqueue_to)))
     for child, reply in pool.replies:
         actions.append(act.Answer(child, reply))
     pool.asks.clear()

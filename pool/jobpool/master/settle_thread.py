@@ -28,12 +28,12 @@ from jobpool.broker.values import Leases, ReapPolicy
 from jobpool.errors import OUTAGES, AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.master.dead_letter_jobs import DeadLetterJobs
-from jobpool.master.events import Answered, Counted, Event, GivenUp, Produced, ReapDone
+from jobpool.master.events import Answered, Counted, Event, FollowUpsRefused, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import MAX_PAUSE_S, BrokerRetry, MasterThread
 from jobpool.message.dead_letters import ON_DEATH
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import SentJobs
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement, brings
 
 Work = tuple[Delivery, Settlement]
@@ -80,7 +80,7 @@ class SettleThread(MasterThread):
         self._clock = backend.clock
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
-        self._asked: list[tuple[int, Ask]] = []
+        self._asked: list[tuple[int, Ask, SentJobs]] = []
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._open: dict[str, _OpenCall] = {}  # by queue, if these may be on different servers; the next to try first
         self._refused: list[Work] = []
@@ -113,10 +113,10 @@ class SettleThread(MasterThread):
                 self._reap_at = 0.0  # it looks at once for deaths of before
                 self._wake.notify()
 
-    def produce(self, child: int, ask: Ask) -> None:
+    def produce(self, child: int, ask: Ask, jobs: SentJobs) -> None:
         """Enqueue for a child; the answer comes back as `Produced`."""
         with self._wake:
-            self._asked.append((child, ask))
+            self._asked.append((child, ask, jobs))
             self._wake.notify()
 
     def stop(self) -> None:
@@ -129,8 +129,8 @@ class SettleThread(MasterThread):
         while True:
             batch, asked = self._next()
             self._settle_all(batch)
-            for child, ask in asked:
-                self._inbox.put(produce(self._backend, child, ask))
+            for child, ask, jobs in asked:
+                self._inbox.put(produce(self._backend, child, ask, jobs))
             if self._open:
                 self._settle_open()
             if self._refused and (self._halt.is_set() or self._clock.mono() >= self._retry_at):
@@ -141,7 +141,7 @@ class SettleThread(MasterThread):
                 self._tell_charged()
                 return
 
-    def _next(self) -> tuple[list[Work], list[tuple[int, Ask]]]:
+    def _next(self) -> tuple[list[Work], list[tuple[int, Ask, SentJobs]]]:
         with self._wake:
             if not (self._work or self._asked or self._open or self._halt.is_set()):
                 due = min(self._reap_at, self._count_at, self._retry_at) - self._clock.mono()
@@ -198,7 +198,7 @@ class SettleThread(MasterThread):
         except OUTAGES as error:
             return self._wait_out(batch, error)
         except JobpoolError as error:
-            self._settle_each(batch, error)
+            self._settle_halves(batch, error)
             return True
         self._note_answered(batch, answers, asked_at)
         return True
@@ -223,7 +223,7 @@ class SettleThread(MasterThread):
         bringing = [d for d, s in batch if brings(s)] if isinstance(error, AccessRefused) else []
         if bringing and self._is_let_in(bringing):
             if all(delivery.refused_at for delivery in bringing):
-                self._settle_each(batch, error)
+                self._settle_halves(batch, error)
                 return True
             for delivery in bringing:  # once more: the refusal may have ended just now
                 delivery.refused_at = self._clock.mono()
@@ -243,15 +243,20 @@ class SettleThread(MasterThread):
         except OUTAGES:
             return False
 
-    def _settle_each(self, batch: list[Work], error: JobpoolError) -> None:
-        """Settle each alone: the broker refuses what one brings along, such as a job for a queue that is not there.
+    def _settle_halves(self, batch: list[Work], error: JobpoolError) -> None:
+        """Settle each half: what one brings along is refused, such as a job for a queue that is not there.
 
-        The one that is refused again is given up without it: no job may end the pool, or hold up the others forever.
+        The one that is refused alone is given up without it: no job may end the pool, or hold up the others forever.
+        An attempt has failed then, which the loop decides about.
         """
         if len(batch) == 1:
             [(delivery, settlement)] = batch
+            if type(settlement) is Ack and settlement.follow_ups:
+                self._inbox.put(FollowUpsRefused(delivery, str(error)))
+                return
             batch = [(delivery, _without_company(settlement, error))]
-        self._call_each([work] for work in batch)
+        half = len(batch) // 2
+        self._call_each(filter(None, (batch[:half], batch[half:])))
 
     def _set_aside(self, batch: list[Work], error: WriteRefused, asked_at: float) -> None:
         """Keep what was refused for later. Where the whole call was, an ack of it may still be done by itself."""
@@ -392,18 +397,17 @@ def _without_company(settlement: Settlement, error: JobpoolError) -> Settlement:
             return Abandon("unrecoverable", f"what its settlement sends on is refused by the broker: {error}")
 
 
-def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
+def produce(backend: QueueBackend, child: int, ask: Ask, jobs: SentJobs) -> Produced:
     """Carry it out; an error is part of the answer. With `ask.pack` there is no I/O, else one call of the backend.
 
     Nothing waits here for members that run to be cancelled: this thread settles them.
     """
     try:
-        definitions = [JobDefinition.from_dict(item) for item in ask.definitions]
         if ask.batch is not None:
-            return Produced(child, Reply([], batch=backend.call_batch(ask.batch, definitions, cancel_wait=0.0)))
+            return Produced(child, Reply([], batch=backend.call_batch(ask.batch, [*jobs], cancel_wait=0.0)))
         if not ask.pack:
-            return Produced(child, Reply(backend.enqueue_many(definitions)))
-        packed = [backend.pack(definition) for definition in definitions]
+            return Produced(child, Reply(backend.enqueue_many(jobs)))
+        packed = [backend.pack(job) for job in jobs]
         return Produced(child, Reply([message.id for message in packed], packed=[m.to_dict() for m in packed]))
     except (JobpoolError, TypeError, KeyError, ValueError) as error:
         return Produced(child, Reply([], type(error).__name__, str(error)))

@@ -10,7 +10,7 @@ from enum import Enum, IntEnum, StrEnum
 
 from msgspec import Struct
 
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import JobDefinition, SentJobs
 from jobpool.message.results import Kept
 
 
@@ -45,7 +45,7 @@ class EndReason(Enum):
 
 
 class Succeeded(Struct, frozen=True):
-    follow_ups: tuple[JobDefinition, ...] = ()
+    follow_ups: tuple[JobDefinition, ...] | SentJobs = ()
     result: Kept | None = None  # for the broker to keep; None = nothing
 
 
@@ -120,7 +120,7 @@ class HandlerNotAllowed(Struct, frozen=True):  # the handler exists and may not 
 
 
 class AlreadyDone(Struct, frozen=True):  # the idempotency key is done
-    follow_ups: tuple[JobDefinition, ...] = ()  # the next job of its chain: a skipped one does not end that
+    follow_ups: tuple[JobDefinition, ...] | SentJobs = ()  # the next job of its chain: a skipped one does not end that
 
 
 class Contended(Struct, frozen=True):  # the idempotency key, single-instance lock or concurrency slot is held elsewhere

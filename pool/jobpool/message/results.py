@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
+from msgspec import json
 
 from jobpool.errors import JobpoolError, Unsupported
 
@@ -99,8 +100,7 @@ class Record:
     @classmethod
     def read(cls, record: bytes) -> Self:
         head, _, text = record.partition(b"\n")
-        handler, queue, attempts, ended_at = orjson.loads(head)
-        return cls(handler, queue, attempts, ended_at, text)
+        return cls(*json.decode(head, type=tuple[str, str, int, float]), text)
 
     @property
     def size_too_large(self) -> int:

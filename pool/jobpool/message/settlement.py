@@ -7,7 +7,7 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import JobDefinition, SentJobs
 from jobpool.message.names import storable
 from jobpool.message.results import Kept
 from jobpool.message.units import check_number
@@ -41,7 +41,7 @@ class Ack(Struct, frozen=True):
     the same step, by a broker with a key store.
     """
 
-    follow_ups: tuple[JobDefinition, ...] = ()
+    follow_ups: tuple[JobDefinition, ...] | SentJobs = ()
     result: Kept | None = None
 
 

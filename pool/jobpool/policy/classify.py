@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from jobpool.errors import JobpoolError
 from jobpool.message import outcome as ended
 from jobpool.message.death import BROKEN, Death, Exit
-from jobpool.message.definition import JobDefinition, check_enqueue_to
+from jobpool.message.definition import JobDefinition, SentJobs
 from jobpool.message.outcome import EndReason, Failed, Outcome, Rejected, ResultKind, Status, Succeeded, TimedOut
 from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
@@ -21,7 +21,7 @@ def outcome_of(
     handler: str,
     error: str,
     after: float,
-    follow_ups: tuple[JobDefinition, ...],
+    follow_ups: tuple[JobDefinition, ...] | SentJobs,
     seen_for: float,
     output: str = "",
     peak: int = 0,
@@ -58,16 +58,15 @@ def cancelled(outcome: Outcome) -> Outcome:
     return ended.Cancelled(told or ended.Cancelled().error, getattr(outcome, "cause", None))
 
 
-def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_to: Collection[str] = ()) -> Outcome:
+def checked(outcome: Outcome, check: Callable[[JobDefinition], object]) -> Outcome:
     """Return the outcome; a failure when a follow-up is refused, whose ack could then never be settled.
 
-    `check` is `QueueBackend.pack`. `enqueue_to`: the only queues that follow-ups may go to; empty = any.
+    `check` is `QueueBackend.pack`.
     """
     if not isinstance(outcome, Succeeded | ended.AlreadyDone):
         return outcome
     try:
         for definition in outcome.follow_ups:
-            check_enqueue_to(definition, enqueue_to)
             check(definition)
     except JobpoolError as error:
         return Failed(f"a follow-up job is refused: {error}", permanent=True)

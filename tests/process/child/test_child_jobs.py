@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,13 +13,15 @@ from childrig import ChildProcess, Server
 from support.descriptors import no_more_descriptors
 from support.waiting import wait_until
 
-from jobpool.child.channel import ChannelProducer
+from jobpool.child.channel import PACKED_AT_ONCE, ChannelProducer
 from jobpool.errors import BackendUnavailable
 from jobpool.ipc import packets
 from jobpool.ipc.board_layout import ChildState
-from jobpool.ipc.frames import Ask, BootFailed, Reply
-from jobpool.message.definition import JobDefinition
+from jobpool.ipc.frames import Ask, BootFailed, Reply, decode
+from jobpool.master.settle_thread import produce
+from jobpool.message.definition import JobDefinition, SentJobs
 from jobpool.message.outcome import ResultKind
+from jobpool_backends.memory import MemoryBackend
 
 Start = Callable[..., ChildProcess]
 
@@ -95,7 +98,7 @@ def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, 
     child.send("enqueue_at_once")
     asked = child.receive()
     assert isinstance(asked, Ask)
-    assert [definition["handler"] for definition in asked.definitions] == ["noop", "tell"]
+    assert [job.handler for job in SentJobs(asked.definitions, ())] == ["noop", "tell"]
     child.reply(reply)
     result = child.result()
     assert result.kind is kind
@@ -184,3 +187,26 @@ def test_the_answer_to_a_question_that_could_not_be_sent_is_not_waited_for() -> 
         packets.send(master, Reply(["a1"]).encode())
         channel.settimeout(5)
         assert producer.enqueue(JobDefinition("any", {})) == "a1"
+
+
+def test_many_jobs_are_signed_in_pieces_so_that_the_masters_loop_is_never_held_for_long() -> None:
+    channel, master = packets.pair()
+    sizes: list[int] = []
+
+    def answer() -> None:
+        reader = packets.Reader(master)
+        while packet := reader.read():
+            ask = decode(packet)
+            assert isinstance(ask, Ask)
+            jobs = SentJobs(ask.definitions, ())
+            sizes.append(len(list(jobs)))
+            packets.send(master, produce(MemoryBackend(), 1, ask, jobs).reply.encode())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with closing(master), closing(channel):
+        packed = ChannelProducer(channel).pack(JobDefinition("any", {}, identifier=f"n{n}") for n in range(601))
+        channel.close()
+        thread.join()
+    assert [message.id for message in packed] == [f"n{n}" for n in range(601)]
+    assert sizes == [PACKED_AT_ONCE, PACKED_AT_ONCE, 101]

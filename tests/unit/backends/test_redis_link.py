@@ -24,7 +24,7 @@ from support.waiting import wait_until
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis import RedisBackend
-from jobpool_backends.redis.connection import Endpoint
+from jobpool_backends.redis.connection import WORDS_AT_ONCE, Endpoint
 from jobpool_backends.redis.connections import Link, Script, ServerLink
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
@@ -353,3 +353,11 @@ for _ in range(500):
 
 def test_an_interrupt_while_a_command_is_packed_does_not_crash_the_process() -> None:
     assert subprocess.run([sys.executable, "-c", INTERRUPT], timeout=60, check=False).returncode == 0
+
+
+def test_a_command_of_many_words_is_the_same_in_pieces(link: Link, key: str) -> None:
+    words = [*range(WORDS_AT_ONCE), *(f"é{number}".encode() for number in range(WORDS_AT_ONCE)), ""]
+    assert link.call("RPUSH", key, *words) == len(words)
+    assert [int(word) for word in link.call("LRANGE", key, 0, WORDS_AT_ONCE - 1)] == words[:WORDS_AT_ONCE]
+    assert link.call("LRANGE", key, WORDS_AT_ONCE, -1) == [*words[WORDS_AT_ONCE:-1], b""]
+    link.call("DEL", key)

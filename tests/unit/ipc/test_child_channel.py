@@ -17,7 +17,7 @@ from support.descriptors import few_descriptors
 
 from jobpool.ipc import packets
 from jobpool.ipc.child_channel import DRAINS_AT_ONCE, TRACE_BYTES, BrokenChannelError, ChildChannel
-from jobpool.ipc.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, Said, decode
+from jobpool.ipc.frames import NO_JOBS, Ask, BootFailed, Frame, Ready, Reply, Result, Run, Said, decode
 from jobpool.ipc.line_budget import SAID_AT_ONCE
 from jobpool.message.outcome import ResultKind
 
@@ -233,8 +233,8 @@ def test_a_child_that_reads_no_answer_is_cut_off(line: ChildChannel) -> None:
     asked = 0
     with contextlib.suppress(BrokenPipeError):
         while asked < 2000:
-            packets.send(line._far, Ask([]).encode())
-            assert line.receive() == Ask([])
+            packets.send(line._far, Ask(NO_JOBS).encode())
+            assert line.receive() == Ask(NO_JOBS)
             line.reply(Reply(["x" * 1000]))
             asked += 1
     with pytest.raises(BrokenChannelError) as raised:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.tables import row
 
 from jobpool.ipc.frames import (
+    NO_JOBS,
     RESULT_HEAD,
     Ask,
     BadFrame,
@@ -27,9 +28,13 @@ from jobpool.ipc.frames import (
     Spawned,
     SpawnFailed,
     decode,
+    to_raw,
 )
 from jobpool.message.batches import BatchCall, BatchStatus
+from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import ResultKind
+
+NEXT = JobDefinition("next")
 
 ONE_OF_EACH: list[Frame] = [
     Run(nonce=2**64 - 1, fence=7, attempts=2, crashes=1, timeout=3600.0, body=b'{"x":1}'),
@@ -39,12 +44,12 @@ ONE_OF_EACH: list[Frame] = [
     Said(1, 20, "x"),
     BootFailed("no module named 'nope'"),
     Result(9, ResultKind.SUCCEEDED, 12.5, 0.25),
-    Result(9, ResultKind.RETRY, 12.5, 0.25, "out", "error: ü", 30.0, [{"handler": "next"}], "max_jobs"),
+    Result(9, ResultKind.RETRY, 12.5, 0.25, "out", "error: ü", 30.0, to_raw([NEXT]), "max_jobs"),
     Result(9, ResultKind.SNOOZE, 0.0, 0.0, after=5),
     Result(9, ResultKind.SUCCEEDED, 12.5, 0.25, kept='{"a":1}'),
-    Ask([{"handler": "report", "payload": {"n": 1}}]),
-    Ask([], pack=True),
-    Ask([{"handler": "finish"}], batch=BatchCall("open", "june", "year", ("on_done",))),
+    Ask(to_raw([NEXT, JobDefinition("report", {"n": 1})])),
+    Ask(NO_JOBS, pack=True),
+    Ask(to_raw([NEXT]), batch=BatchCall("open", "june", "year", ("on_done",))),
     Reply(["id1", "id2"]),
     Reply(["id1"], packed=[{"id": "id1", "body": "{}"}]),
     Reply([], batch=BatchStatus("june", True, 3, 1, 1, 0, ("a",), 12.5, nested=("b",))),
@@ -114,7 +119,6 @@ def test_a_frame_with_values_that_no_child_has_is_a_bad_one() -> None:
         *[Result(9, ResultKind.SUCCEEDED, bad, 0.25) for bad in (math.nan, math.inf, -1.0, 1e300)],
         *[Result(9, ResultKind.SUCCEEDED, 12.5, bad) for bad in (math.nan, math.inf, -1.0, 1e300)],
         Result(9, ResultKind.RETRY, 12.5, 0.25, after=-1.0),
-        Ask("report"),  # type: ignore[arg-type]
         BootFailed(["an error"]),  # type: ignore[arg-type]
     ]
     for frame in frames:
@@ -124,8 +128,10 @@ def test_a_frame_with_values_that_no_child_has_is_a_bad_one() -> None:
 
 def test_a_job_that_json_cannot_carry_is_not_sent_as_another() -> None:
     for payload in ({7: 1}, b"bytes", 2**70, "\ud800"):
+        job = JobDefinition("report", [])
+        job.payload.append(payload)
         with row(payload), pytest.raises(TypeError):
-            Ask([{"handler": "report", "payload": payload}]).encode()
+            to_raw([job])
 
 
 def test_a_frame_cut_anywhere_never_raises_anything_else() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import cast
 
+import pytest
 from msgspec.structs import replace
-from stage import Stage
+from stage import Stage, of
 
+from jobpool.errors import ConfigurationError
+from jobpool.ipc.frames import to_raw
+from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.deadlines import STALE_AFTER_S
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import JobDefinition, SentJobs
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, Outcome
@@ -65,7 +69,7 @@ def test_without_limits_nothing_is_told() -> None:
 def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:
     for case, outcome, settlement, counter in [
         ("done", AlreadyDone(), Ack(), "skipped"),
-        ("done, in a chain", AlreadyDone((NEXT,)), Ack((NEXT,)), "skipped"),
+        ("done, in a chain", AlreadyDone((NEXT,)), Ack(SentJobs(to_raw([NEXT]), ())), "skipped"),
         ("held elsewhere", Contended(3.0), Release(3.0, begun=False), "released"),
         ("the queue's limit", Contended(0.0), Release(0.0, begun=False), "released"),
     ]:
@@ -79,7 +83,13 @@ def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:
 
 def test_a_next_job_that_the_broker_refuses_makes_a_dead_letter_of_the_skipped_one() -> None:
     stage = Stage(workers=1, enqueue_to=["mails"]).boot()
-    stage.lease("report", outcome=AlreadyDone((NEXT.with_queue("other"),)))
+    [settle] = of(stage.lease("report", outcome=AlreadyDone((NEXT.with_queue("other"),))), act.Settle)
+    [(delivery, ack)] = settle.work
+    assert isinstance(ack, Ack)
+    with pytest.raises(ConfigurationError, match="may not enqueue to queue 'other'") as refused:
+        list(ack.follow_ups)
+    stage.settled.clear()
+    stage.tell(ev.FollowUpsRefused(delivery, str(refused.value)))
     assert stage.verdict(Abandon).reason == "unrecoverable"
 
 

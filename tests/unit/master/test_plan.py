@@ -6,12 +6,15 @@ import logging
 import signal
 from typing import Any
 
+import orjson
 import pytest
+from msgspec import Raw
 from stage import HANDLERS, Stage, of, step
 
 from jobpool.broker.control import Asked, Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
-from jobpool.ipc.frames import Ask, HandlerInfo, Loaded, Reply, Result
+from jobpool.errors import ConfigurationError
+from jobpool.ipc.frames import NO_JOBS, Ask, HandlerInfo, Loaded, Reply, Result, to_raw
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -25,12 +28,14 @@ from jobpool.master.deadlines import (
     next_due,
 )
 from jobpool.master.dispatch import room
+from jobpool.master.settle_thread import produce
 from jobpool.master.slots import SlotState
 from jobpool.master.spawning import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
 from jobpool.master.state import GIVEN_BACK, Stopping
 from jobpool.master.telemetry import Publisher
 from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Death
+from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
@@ -39,6 +44,7 @@ from jobpool.message.setting_types import MemoryLimit, OnCrash
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 from jobpool.policy.inspection import Inspected
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
+from jobpool_backends.memory import MemoryBackend
 
 
 class TestBoot:
@@ -427,54 +433,62 @@ class TestResults:
     def test_follow_ups_travel_with_the_ack(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("report")
-        follow_up = stage.a_lease("report").envelope
-        item = {"handler": follow_up.job, "payload": {}, "queue": "reports"}
-        stage.answer(stage.busy[0], follow_ups=[item])
+        stage.answer(stage.busy[0], follow_ups=to_raw([JobDefinition("report")]))
         ack = stage.verdict(Ack)
         assert [job.handler for job in ack.follow_ups] == ["report"]
 
     def test_a_follow_up_that_the_broker_would_refuse_fails_the_attempt(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.lease("report")
-        item = {"handler": "report", "payload": {}, "single_instance": True}
-        stage.answer(stage.busy[0], follow_ups=[item])
-        settlement = stage.verdict(Abandon)
-        assert "single" in (settlement.error or "")
+        for cancelled, reason in ((False, "unrecoverable"), (True, "cancelled")):
+            stage = Stage(workers=1).boot()
+            [delivery] = stage.run().deliveries
+            stage.answer(stage.busy[0], follow_ups=to_raw([JobDefinition("report")]))
+            assert stage.verdict(Ack).follow_ups
+            stage.settled.clear()
+            delivery.cancelled = cancelled  # meanwhile
+            stage.tell(ev.FollowUpsRefused(delivery, "it is too large"))
+            settlement = stage.verdict(Abandon)
+            assert settlement.reason == reason
+            assert "a follow-up job is refused: it is too large" in (settlement.error or "")
 
     def test_a_follow_up_to_a_queue_that_is_not_allowed_fails_the_attempt_whatever_the_child_let_pass(self) -> None:
         stage = Stage(workers=1, enqueue_to=("reports",)).boot()
-        first = {"handler": "report", "payload": {}, "queue": "reports"}
-        for other in ({}, {"queue": "billing"}, {"then": [{**first, "then": [{**first, "queue": "billing"}]}]}):
-            stage.answer(stage.run(), follow_ups=[{**first, **other}])
+        first = JobDefinition("report", queue="reports")
+        other = first.with_queue("billing")
+        for job in (first, other, first.with_then([first.with_then([other])])):
+            stage.answer(stage.run(), follow_ups=to_raw([job]))
         allowed, *refused = stage.verdicts()
         assert isinstance(allowed, Ack)
+        assert list(allowed.follow_ups) == [first]
         for verdict in refused:
-            assert isinstance(verdict, Abandon)
-            assert "may not enqueue to queue 'billing'" in (verdict.error or "")
+            assert isinstance(verdict, Ack)
+            with pytest.raises(ConfigurationError, match="may not enqueue to queue 'billing'"):
+                list(verdict.follow_ups)
 
     @pytest.mark.parametrize("pack", [False, True], ids=["enqueue", "sign"])
     def test_a_child_is_refused_what_it_asks_to_enqueue_to_a_queue_that_is_not_allowed(self, pack: bool) -> None:
         stage = Stage(workers=1, enqueue_to=("reports",)).boot()
         [slot] = stage.idle
-        jobs = [{"handler": "x", "queue": "reports"}, {"handler": "x"}]
-        actions = stage.tell(ev.ChildAsked(slot.child, Ask(jobs, pack)))
-        assert not of(actions, act.Produce)
-        [answer] = of(actions, act.Answer)
-        assert answer.reply.kind == "ConfigurationError"
-        assert "'default'" in answer.reply.error
-        callback = Ask(jobs[1:], batch=BatchCall("open", "b", callbacks=("on_done",)))
-        assert of(stage.tell(ev.ChildAsked(slot.child, callback)), act.Answer)[0].reply.kind == "ConfigurationError"
-        rubbish: list[Any] = [None, {**jobs[0], "then": 5}, {**jobs[0], "then": [None]}]
-        assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish, pack))), act.Produce)
+        jobs: list[dict[str, Any]] = [{"handler": "x", "queue": "reports"}, {"handler": "x"}]
+
+        def refusal(asked: Any, batch: BatchCall | None = None) -> str:
+            question = Ask(Raw(orjson.dumps(asked)), pack, batch)
+            [action] = of(stage.tell(ev.ChildAsked(slot.child, question)), act.Produce)
+            return produce(MemoryBackend(), slot.child, action.ask, action.jobs).reply.kind
+
+        assert not refusal(jobs[:1])
+        assert refusal(jobs) == "ConfigurationError"
+        assert refusal(jobs[1:], BatchCall("open", "b", callbacks=("on_done",))) == "ConfigurationError"
+        for rubbish in (5, [None], [{**jobs[0], "then": 5}], [{**jobs[0], "then": [None]}]):
+            assert refusal(rubbish) == "InvalidJob"
         for odd in (
             {"queue": ["reports"]},
             {**jobs[0], "then": jobs},
             {**jobs[0], "then": [{**jobs[0], "then": jobs}]},
         ):
-            assert of(stage.tell(ev.ChildAsked(slot.child, Ask([odd], pack))), act.Answer)
+            assert refusal([odd]) == "ConfigurationError"
 
     def test_a_child_may_not_cancel_a_batch_where_its_queues_are_bounded(self) -> None:
-        cancel = Ask([], batch=BatchCall("cancel", "another's"))
+        cancel = Ask(NO_JOBS, batch=BatchCall("cancel", "another's"))
         for enqueue_to, answer in (((), act.Produce), (("reports",), act.Answer)):
             stage = Stage(workers=1, enqueue_to=enqueue_to).boot()
             [slot] = stage.idle
@@ -491,7 +505,7 @@ class TestResults:
     def test_jobs_enqueued_inside_a_child_go_through_the_settle_thread_and_back(self) -> None:
         stage = Stage(workers=1).boot()
         [slot] = stage.idle
-        [produce] = of(stage.tell(ev.ChildAsked(slot.child, Ask([{"handler": "x"}]))), act.Produce)
+        [produce] = of(stage.tell(ev.ChildAsked(slot.child, Ask(to_raw([JobDefinition("x")])))), act.Produce)
         [answer] = of(stage.tell(ev.Produced(produce.child, Reply(["abc"]))), act.Answer)
         assert answer.reply.ids == ["abc"]
         counts = BatchStatus("b", True, 0, 0, 0, 0, (), 1.0)

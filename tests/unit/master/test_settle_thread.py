@@ -7,6 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 from running import Running, Settling, held
 from stage import Stage
@@ -21,7 +22,7 @@ from jobpool.master import events as ev
 from jobpool.master import settle_thread
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import RenewThread
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import JobDefinition, SentJobs
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Settled
 from jobpool_backends.memory import MemoryBackend
@@ -216,17 +217,35 @@ def test_one_job_that_sends_to_a_queue_that_is_not_there_is_given_up_and_harms_n
         (crashed, Move("nowhere", crashes=1, cause="killed by SIGSEGV")),
     )
     with Settling(backend, *work) as thread:
-        answers = thread.until_answered(good, bad, moved, failed, crashed)
+        answers = thread.until_answered(good, moved, failed, crashed)
+        [refused] = thread.until(ev.FollowUpsRefused)
+    assert refused.delivery is bad, "nothing of it is settled: the attempt has failed, which the loop decides about"
+    assert refused.error == "there is no queue 'nowhere'"
     assert all(answer is Settled.OK for _, answer in answers.values())
     assert answers[crashed][0] == Forfeit("killed by SIGSEGV"), "it stays where it was"
     assert answers[good][0] == Ack()
     assert answers[failed][0] == Nack(5.0, "again")
-    for delivery in (bad, moved):
-        said = answers[delivery][0]
-        assert isinstance(said, Abandon)
-        assert said.reason == "unrecoverable"
-        assert "refused by the broker: there is no queue 'nowhere'" in (said.error or "")
-    assert backend.count(MessageFilter(states=(State.DEAD,))) == 2
+    said = answers[moved][0]
+    assert isinstance(said, Abandon)
+    assert said.reason == "unrecoverable"
+    assert "refused by the broker: there is no queue 'nowhere'" in (said.error or "")
+    assert backend.count(MessageFilter(states=(State.DEAD,))) == 1
+
+
+def test_one_of_many_that_is_refused_costs_the_others_few_calls() -> None:
+    backend = Refusing()
+    rubbish = SentJobs(Raw(b'[{"handler":"report"},7]'), ())
+    *good, bad, odd = (held(backend) for _ in range(202))
+    work = [(delivery, Ack()) for delivery in good]
+    with Settling(backend, *work, (bad, Ack((NOWHERE,))), (odd, Ack(rubbish))) as thread:
+        assert thread.until_answered(*good).keys() == {*good}
+        refusals = thread.until(ev.FollowUpsRefused, 2)
+    assert {refused.delivery: refused.error for refused in refusals} == {
+        bad: "there is no queue 'nowhere'",
+        odd: "a definition is an object with a handler",
+    }
+    assert len(thread.of(ev.Answered)) < 20
+    assert backend.count(MessageFilter(queue=QUEUE)) == 2, "and nothing of what was refused was enqueued"
 
 
 def test_a_dead_letter_whose_copy_is_refused_dies_as_it_was_to(caplog: pytest.LogCaptureFixture) -> None:
