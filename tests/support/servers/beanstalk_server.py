@@ -36,6 +36,7 @@ class BeanstalkServer(Server):
         folder: For its log and its binlog; made if it is missing.
         turned: Its clock stands still until `advance` or `turn_to` moves it.
         binlog: Keep jobs in files of `folder`, written before each answer: a restart, and a kill, lose nothing.
+        sync_ms: How often those are synced to their disk; 0 = before each answer.
         max_job_size: The largest job in bytes.
 
     Attributes:
@@ -45,8 +46,17 @@ class BeanstalkServer(Server):
 
     name = "beanstalkd"
 
-    def __init__(self, folder: Path, *, turned: bool = False, binlog: bool = False, max_job_size: int = ROOMY) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        turned: bool = False,
+        binlog: bool = False,
+        sync_ms: int = 0,
+        max_job_size: int = ROOMY,
+    ) -> None:
         super().__init__(folder)
+        self._sync_ms = sync_ms
         self._binlog = self.folder / "binlog" if binlog else None
         self.max_job_size = max_job_size
         self._asked = 0
@@ -100,11 +110,11 @@ class BeanstalkServer(Server):
 
     def _command(self, port: int) -> list[str]:
         self._asked = port
-        command = [_program(), "-l", self.host, "-p", str(port), "-z", str(self.max_job_size)]
+        command = [program(), "-l", self.host, "-p", str(port), "-z", str(self.max_job_size)]
         if self._binlog is None:
             return command
         self._binlog.mkdir(exist_ok=True)
-        return [*command, "-b", str(self._binlog), "-f", "0"]
+        return [*command, "-b", str(self._binlog), "-f", str(self._sync_ms)]
 
     def _answers(self) -> bool:
         """Another one may have got hold of the port."""
@@ -122,7 +132,7 @@ class BeanstalkServer(Server):
             self._time.clear(pid)
 
 
-def _program() -> str:
+def program() -> str:
     found = shutil.which("beanstalkd") or shutil.which("beanstalkd", path="/usr/bin:/usr/sbin")
     if found is None:
         raise ServerFailed("there is no beanstalkd on this machine; scripts/services up installs what tests need")

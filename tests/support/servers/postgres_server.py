@@ -67,7 +67,7 @@ class PostgresServer(Server):
             shutil.chown(self.data, self._user, self._user)
         options = ["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C.UTF-8"]
         done = subprocess.run(
-            as_user([_program("initdb"), "-D", str(self.data), *options], self._user),
+            as_user([program("initdb"), "-D", str(self.data), *options], self._user),
             capture_output=True,
             text=True,
             check=False,
@@ -87,7 +87,7 @@ class PostgresServer(Server):
             file.writelines(f"{key} = '{value}'\n" for key, value in lines.items())
 
     def _command(self, port: int) -> list[str]:
-        return [_program("postgres"), "-D", str(self.data), "-p", str(port)]
+        return [program("postgres"), "-D", str(self.data), "-p", str(port)]
 
     def _answers(self) -> bool:
         """As its own file says; nobody else's server can be taken for it."""
@@ -113,7 +113,7 @@ def _may_pass(found: os.stat_result, uid: int) -> bool:
     return bool(found.st_mode & (stat.S_IXUSR if found.st_uid == uid else stat.S_IXOTH))
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Debian keeps the server's programs out of PATH, a folder a version; the newest one is taken."""
     installed = Path("/usr/lib/postgresql").glob(f"*/bin/{name}")
     newest = max(installed, key=lambda path: float(path.parts[4]), default=None)

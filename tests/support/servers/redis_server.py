@@ -103,7 +103,7 @@ class RedisServer(Server):
             **_EPHEMERAL,
             **self._config,
         }
-        return [_program(), *(word for key, value in directives.items() for word in (f"--{key}", value))]
+        return [program(), *(word for key, value in directives.items() for word in (f"--{key}", value))]
 
     def _answers(self) -> bool:
         """On its own socket, which is opened after the port: so the port is its own too."""
@@ -129,7 +129,7 @@ class RedisServer(Server):
             self._time.clear(pid)
 
 
-def _program() -> str:
+def program() -> str:
     found = shutil.which("redis-server")
     if found is None:
         raise ServerFailed("there is no redis-server on this machine; scripts/services up installs what tests need")
