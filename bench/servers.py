@@ -6,10 +6,9 @@ import re
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, LiteralString
 
@@ -18,7 +17,7 @@ from psycopg import sql
 from redis import Redis
 from support.servers import Server as Program
 from support.servers import ServerFailed as ServerFailed
-from support.servers import beanstalk_server, postgres_server, redis_server
+from support.servers import find_program, postgres_server, redis_server
 
 from bench.plan import Plan
 from bench.processes import family_seconds
@@ -181,16 +180,11 @@ def both(plan: Plan) -> Iterator[dict[str, Server]]:
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed servers."""
-    found: dict[str, Callable[[], str]] = {
-        "redis": redis_server.program,
-        "beanstalkd": beanstalk_server.program,
-        "postgres": partial(postgres_server.program, "postgres"),
-    }
-    versions: dict[str, str] = {}
-    for name, program in found.items():
+    found: dict[str, str] = {}
+    for name, program in {"redis": "redis-server", "beanstalkd": "beanstalkd", "postgres": "postgres"}.items():
         with suppress(ServerFailed):
-            versions[name] = _version(program())
-    return versions
+            found[name] = _version(find_program(program))
+    return found
 
 
 def _version(program: str) -> str:
