@@ -5,15 +5,14 @@ All times are read from the ledger, whose lines hold CLOCK_MONOTONIC: how often 
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from bench import servers
-from bench.beanstalk_server import beanstalkd
+from support.poolrig_brokers import BeanstalkBroker, Broker, Host, PostgresBroker, RedisBroker
+
 from bench.livepool import wait_for
 from bench.plan import Plan
 from jobpool.broker.backend import QueueBackend
@@ -22,45 +21,10 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture import processes
 from jobpool_torture.fleet import Fleet, Pool
 from jobpool_torture.ledger import LEDGER, Ledger, Line
-from jobpool_torture.network import Proxy, Route, find_route
 
+POOLS = 2
 WORKERS = 2
-
-SYNCED = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
-"""Redis that loses nothing when it is killed."""
-
-
-class Mortal:
-    """A server that may be killed, and is started again where it was."""
-
-    def __init__(self, name: str, directory: Path) -> None:
-        self._name = name
-        self._directory = directory
-        directory.mkdir()
-        self._port = servers.free_port()
-        self._life = ExitStack()
-        self._server: servers.Server | None = None
-
-    def start(self) -> str:
-        """Return its URL, once it answers."""
-        self._server = self._life.enter_context(self._program())
-        return self._server.url
-
-    def _program(self) -> AbstractContextManager[servers.Server]:
-        if self._name == "redis":
-            return servers.redis(self._directory, SYNCED, self._port)
-        if self._name == "beanstalkd":
-            return beanstalkd(self._directory, binlog=True, port=self._port)
-        return servers.postgres(self._directory, port=self._port)
-
-    def kill(self) -> None:
-        """Send SIGKILL; to Postgres SIGQUIT, upon which it ends as in a crash, and takes its processes along."""
-        if self._server is not None:
-            os.kill(self._server.pid, signal.SIGQUIT if self._name == "postgres" else signal.SIGKILL)
-        self._life.close()
-
-    def close(self) -> None:
-        self._life.close()
+BROKERS: dict[str, type[Broker]] = {"redis": RedisBroker, "postgres": PostgresBroker, "beanstalkd": BeanstalkBroker}
 
 
 class Stage:
@@ -68,7 +32,7 @@ class Stage:
 
     Attributes:
         ttl: Seconds, of their leases.
-        server: None on SQLite.
+        broker: On a server that may be killed; None on SQLite.
         proxies: Of each pool; none on SQLite.
         pools: Both.
     """
@@ -82,15 +46,15 @@ class Stage:
             undo.pop_all()
 
     def _build(self, directory: Path, broker: str) -> None:
-        self.server = None if broker == "sqlite" else Mortal(broker, directory / "server")
-        if self.server:
-            self._life.callback(self.server.close)
-        url = self.server.start() if self.server else f"sqlite:///{directory}/bench.db"
-        urls, route = [url, url], find_route(url)
-        self.proxies: list[Proxy] = []
-        if isinstance(route, Route):
-            self.proxies = [self._life.enter_context(Proxy(route.host, route.port)) for _ in urls]
-            urls = [route.to(proxy.host, proxy.port) for proxy in self.proxies]
+        self.broker: Broker | None = None
+        hosts: list[Host] = []
+        if kind := BROKERS.get(broker):
+            self.broker = kind.on_its_own(directory / "server")
+            self._life.callback(self.broker.end)
+            hosts = [self.broker.host() for _ in range(POOLS)]
+        self.proxies = [host.proxy for host in hosts]
+        url = self.broker.url if self.broker else f"sqlite:///{directory}/bench.db"
+        urls = [host.url for host in hosts] or [url] * POOLS
         words = ["-A", "jobpool_torture.handlers", "-w", str(WORKERS), "--ttl", f"{self.ttl:g}", "--stop-grace", "1"]
         self._ledger = Ledger(directory / "ledger")
         self._fleet = Fleet(directory, urls, words, environment={LEDGER: str(self._ledger.path)})

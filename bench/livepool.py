@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from support.poolrig import PoolProcess, Rig
 
 from bench.plan import Plan
 from bench.processes import descendants
-from bench.programs import ROOT, clean_environment
+from bench.programs import ROOT
 from jobpool.client.jobs import Jobs
 from jobpool.ipc.board_layout import ChildState
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.ops.runtime_dir import discover
 
 T = TypeVar("T")
 
@@ -79,11 +77,7 @@ class LivePool:
 
     def wait_ready(self, workers: int) -> None:
         """Wait until `workers` children are ready, by the master's word."""
-        wait_for(partial(_has_ready, self.board, workers), f"{workers} children")
-
-
-def _has_ready(board: Scoreboard, workers: int) -> bool | None:
-    return board.header.read().ready == workers or None
+        wait_for(lambda: self.board.header.read().ready == workers or None, f"{workers} children")
 
 
 def wait_for(look: Callable[[], T | None], what: str) -> T:
@@ -108,62 +102,20 @@ def several(
     directory: Path, url: str, pools: int, workers: int, *words: str, **variables: str
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Yield pools that share the broker at `url`, all ready. `variables`: of their environment."""
-    with ExitStack() as stack:
-        places = [directory / f"pool {number}" for number in range(pools)]
-        for place in places:
-            place.mkdir()
-        started = [
-            (stack.enter_context(_program(place, url, workers, "bench.apps", words, **variables)), place)
-            for place in places
-        ]
-        for process, place in started:
-            board = stack.enter_context(Scoreboard.open(_board(process, place)))
-            wait_for(partial(_has_ready, board, workers), f"{workers} children")
-        yield [process for process, _ in started]
+    with Rig(directory, url) as rig:
+        started = [_start(rig, workers, "bench.apps", *words, **variables) for _ in range(pools)]
+        yield [pool.wait_ready(workers).process for pool in started]
 
 
 @contextmanager
 def live_pool(plan: Plan, workers: int, app: str = "bench.apps", broker: str = "") -> Iterator[LivePool]:
     """Start a pool on `broker`, or on an SQLite file; wait until all its children are ready; stop it afterwards."""
-    with plan.scratch() as directory:
-        url = broker or f"sqlite:///{directory}/bench.db"
-        with (
-            _program(directory, url, workers, app, ("-Q", QUEUE)) as process,
-            Jobs(url) as jobs,
-            Scoreboard.open(_board(process, directory)) as board,
-        ):
-            pool = LivePool(process, jobs, board, directory / "notes")
-            pool.wait_ready(workers)
-            yield pool
+    with plan.scratch() as directory, Rig(directory, broker or None) as rig, Jobs(rig.url) as jobs:
+        process = _start(rig, workers, app, "-Q", QUEUE).wait_ready(workers)
+        with Scoreboard.open(process.note().board) as board:
+            yield LivePool(process.process, jobs, board, directory / "notes")
 
 
-@contextmanager
-def _program(
-    directory: Path, url: str, workers: int, app: str, more: tuple[str, ...], **variables: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    words = ["-A", app, "-b", url, "-w", str(workers), "--stop-grace", "1", *more]
+def _start(rig: Rig, workers: int, app: str, *words: str, **variables: Any) -> PoolProcess:
     variables |= {"JOBPOOL_DEBUG": "1"}  # its memory is measured, which is else hidden from all but root
-    environment = clean_environment(JOBPOOL_RUNTIME_DIR=str(directory / "run"), PYTHONPATH=str(ROOT), **variables)
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jobpool.cli.main", *words], cwd=directory, env=environment, stdout=log, stderr=log
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(15.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _board(process: subprocess.Popen[bytes], directory: Path) -> str:
-    def found() -> str | None:
-        if process.poll() is not None:
-            raise RuntimeError(f"the pool has ended: {(directory / 'log').read_text()[-2000:]}")
-        boards = [note.board for note in discover(directory / "run") if os.path.exists(note.board)]
-        return boards[0] if boards else None
-
-    return wait_for(found, "a scoreboard")
+    return rig.start_pool("--stop-grace", "1", *words, workers=workers, app=app, PYTHONPATH=str(ROOT), **variables)

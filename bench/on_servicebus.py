@@ -28,7 +28,7 @@ BATCH = 64
 
 def run(plan: Plan) -> Section:
     """Run interleaved rounds; medians, and ratios within the rounds. The ceiling is the best of each round."""
-    with servicebus() as server:
+    with plan.scratch() as scratch, servicebus(scratch) as server:
         samples = interleaved(_contestants(plan, server), plan.turns(5))
     rate = rates(samples)
     ceiling = [max(each) for each in zip(*(rate[_alone(count)] for count in RECEIVERS), strict=True)]

@@ -1,53 +1,38 @@
-"""A Redis and a Postgres of one's own: on loopback, on a free port, in a directory that goes away with them."""
+"""A Redis and a Postgres of one's own, started as the tests start theirs, in a directory that goes away with them."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shutil
-import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, LiteralString
+from typing import ClassVar, LiteralString
 
 import psycopg
 from psycopg import sql
 from redis import Redis
-from redis import exceptions as redis_errors
+from support.servers import Server as Program
+from support.servers import ServerFailed as ServerFailed
+from support.servers import find_program, postgres_server, redis_server
 
 from bench.plan import Plan
 from bench.processes import family_seconds
 
-LIMIT = 30.0
-LOOK_EVERY = 0.02
-
-IN_MEMORY = ("--appendonly", "no", "--save", "")
+IN_MEMORY: dict[str, str] = {}
 """Redis that keeps nothing on a disk."""
 
-EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec", "--save", "")
+EVERY_SECOND = {"appendonly": "yes", "appendfsync": "everysec"}
 """Redis that writes a log, and syncs it once a second."""
-
-POSTGRES_PROGRAMS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
-"""Where Debian and Red Hat put them."""
 
 END = "that is all"
 """Said by who listens to a Redis, to know that everything before has been heard."""
 
-POSTGRES_USER = "postgres"
-
-DURABLE = {"fsync": "on", "synchronous_commit": "on", "max_wal_size": "4GB", "shared_buffers": "256MB"}
+DURABLE = postgres_server.DURABLE | {"synchronous_commit": "on", "max_wal_size": "4GB", "shared_buffers": "256MB"}
 """Every commit waits for its disk. The two sizes keep checkpoints and evictions out of short samples, for all alike."""
-
-
-class ServerMissing(RuntimeError):
-    """A program that a benchmark needs is not installed, or did not start; the text says what to do."""
 
 
 @dataclass(slots=True)
@@ -61,7 +46,7 @@ class Asked:
 
 
 class Server(ABC):
-    """One that runs. `pid` is its first process; others may hang below it.
+    """One that runs.
 
     Attributes:
         namespace: The option of jobpool's URLs that keeps two of them apart in one place.
@@ -69,9 +54,14 @@ class Server(ABC):
 
     namespace: ClassVar[str]
 
-    def __init__(self, url: str, pid: int) -> None:
+    def __init__(self, program: Program, url: str) -> None:
         self.url = url
-        self.pid = pid
+        self._program = program
+
+    @property
+    def pid(self) -> int:
+        """Of its first process; others may hang below it."""
+        return self._program.pid
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds of all its processes, those that have ended included."""
@@ -165,33 +155,20 @@ class PostgresServer(Server):
 
 
 @contextmanager
-def redis(directory: Path, options: Sequence[str] = IN_MEMORY, port: int = 0) -> Iterator[Server]:
-    """Yield a Redis with these options, its files in `directory`; `port` 0 = a free one."""
-    program = shutil.which("redis-server")
-    if program is None:
-        raise ServerMissing("there is no redis-server: scripts/services up installs it")
-    port = port or free_port()
-    words = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory), *options]
-    url = f"redis://127.0.0.1:{port}/0"
-    with running(words, directory / "redis.log", signal.SIGTERM, lambda: _redis_answers(url)) as process:
-        yield RedisServer(url, process.pid)
+def redis(directory: Path, config: Mapping[str, str] = IN_MEMORY) -> Iterator[Server]:
+    """Yield a Redis with these directives, its files in `directory`. Raises `ServerFailed`."""
+    with redis_server.RedisServer(directory, config=config) as program:
+        yield RedisServer(program, program.url)
 
 
 @contextmanager
-def postgres(directory: Path, settings: Mapping[str, str] | None = None, port: int = 0) -> Iterator[Server]:
-    """Yield a Postgres with these settings beside `DURABLE`, its files in `directory`: old ones, or new ones."""
-    programs = _postgres_programs()
-    port = port or free_port()
-    data = directory / "postgres"
-    if not data.exists():
-        _make_cluster(programs, data)
-    words = [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", str(data)]
-    for name, value in {"listen_addresses": "127.0.0.1", **DURABLE, **(settings or {})}.items():
-        words += ["-c", f"{name}={value}"]
-    url = f"postgresql://{POSTGRES_USER}@127.0.0.1:{port}/postgres"
-    log = directory / "postgres.log"
-    with running(words, log, signal.SIGINT, lambda: _postgres_answers(url), **_identity()) as process:
-        yield PostgresServer(url, process.pid)
+def postgres(directory: Path) -> Iterator[Server]:
+    """Yield a `DURABLE` Postgres, its files in `directory`, whose disk is in the figures. Raises `ServerFailed`."""
+    directory.chmod(0o711)  # its user has to get there
+    with postgres_server.PostgresServer(directory, config=DURABLE) as program:
+        if not program.data.is_relative_to(directory):
+            raise ServerFailed(f"the user postgres may not pass the directories above {directory}")
+        yield PostgresServer(program, program.url())
 
 
 @contextmanager
@@ -203,95 +180,15 @@ def both(plan: Plan) -> Iterator[dict[str, Server]]:
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed servers."""
-    programs: dict[str, str | Path | None] = {
-        "redis": shutil.which("redis-server"),
-        "beanstalkd": shutil.which("beanstalkd"),
-    }
-    with contextlib.suppress(ServerMissing):
-        programs["postgres"] = _postgres_programs() / "postgres"
-    return {name: _version(program) for name, program in programs.items() if program}
+    found: dict[str, str] = {}
+    for name, program in {"redis": "redis-server", "beanstalkd": "beanstalkd", "postgres": "postgres"}.items():
+        with suppress(ServerFailed):
+            found[name] = _version(find_program(program))
+    return found
 
 
-def _version(program: str | Path) -> str:
-    word = "-v" if str(program).endswith("beanstalkd") else "--version"
+def _version(program: str) -> str:
+    word = "-v" if program.endswith("beanstalkd") else "--version"
     said = subprocess.run([program, word], capture_output=True, text=True, check=False).stdout
     found = re.search(r"\d+\.[\d.]+", said)
     return found[0] if found else "?"
-
-
-def free_port() -> int:
-    """Return one of loopback that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def running(
-    words: Sequence[str], log: Path, stop: signal.Signals, answers: Callable[[], bool], **identity: Any
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield the program, from when it answers until it has stopped."""
-    words = ["setpriv", "--pdeathsig", "KILL", *words]  # it does not outlive this process, however that ends
-    with log.open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out, cwd="/", **identity) as process:
-        try:
-            _wait(process, answers, log)
-            yield process
-        finally:
-            process.send_signal(stop)
-            try:
-                process.wait(LIMIT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _wait(process: subprocess.Popen[bytes], answers: Callable[[], bool], log: Path) -> None:
-    give_up = time.monotonic() + LIMIT
-    while not answers():
-        if process.poll() is not None or time.monotonic() > give_up:
-            raise ServerMissing(f"{process.args!r} does not answer: {log.read_text()[-2000:]}")
-        time.sleep(LOOK_EVERY)
-
-
-def _redis_answers(url: str) -> bool:
-    with Redis.from_url(url) as client:
-        try:
-            return bool(client.ping())
-        except redis_errors.ConnectionError:
-            return False
-
-
-def _postgres_answers(url: str) -> bool:
-    try:
-        psycopg.connect(url, connect_timeout=2).close()
-    except psycopg.OperationalError:
-        return False
-    return True
-
-
-def _postgres_programs() -> Path:
-    """Return the directory of the newest version's programs: Debian keeps them out of PATH."""
-    found = [place for pattern in POSTGRES_PROGRAMS for place in Path("/").glob(pattern) if (place / "initdb").exists()]
-    if found:
-        return max(found, key=lambda place: [int(part) for part in re.findall(r"\d+", str(place))])
-    in_path = shutil.which("postgres")
-    if in_path is None:
-        raise ServerMissing("there is no PostgreSQL server: scripts/services up installs it")
-    return Path(in_path).parent
-
-
-def _make_cluster(programs: Path, data: Path) -> None:
-    data.mkdir(mode=0o700)
-    identity = _identity()
-    if identity:
-        shutil.chown(data, POSTGRES_USER)
-        data.parent.chmod(0o711)  # it has to get there
-    words = [str(programs / "initdb"), "-D", str(data), "-U", POSTGRES_USER, "--auth=trust", "--no-sync", "-E", "UTF8"]
-    made = subprocess.run(words, cwd="/", capture_output=True, text=True, check=False, **identity)
-    if made.returncode:
-        raise ServerMissing(f"initdb has failed: {made.stderr[-2000:]}")
-
-
-def _identity() -> dict[str, Any]:
-    """Return the user to run the server as: it refuses to be root."""
-    return {"user": POSTGRES_USER, "group": POSTGRES_USER, "extra_groups": []} if os.geteuid() == 0 else {}

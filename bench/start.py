@@ -47,7 +47,7 @@ def run(plan: Plan) -> Section:
         brokers = {"sqlite": f"sqlite:///{directory}/start.db"}
         try:
             brokers["redis"] = stack.enter_context(servers.redis(directory)).url
-        except servers.ServerMissing as error:
+        except servers.ServerFailed as error:
             print(f"bench: {error}", file=sys.stderr)
         contestants: Contestants = {
             f"{checkout}{name}": sample

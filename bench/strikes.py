@@ -18,9 +18,6 @@ Strike = Callable[[Stage], dict[str, float]]
 
 TIMEOUT = 1.0
 
-SETTLE_CALLS = {"redis": ":call:settle:", "postgresql": r'\{"default"'}
-"""Regular expressions that find a settlement among a pool's requests, by the scheme of its URL."""
-
 HOLE = 3.0
 """Seconds for which nothing passes."""
 
@@ -157,11 +154,11 @@ def reply_swallowed(stage: Stage) -> dict[str, float]:
 
 
 def _reply_dropped(stage: Stage, *, silent: bool) -> dict[str, float]:
+    assert stage.broker is not None
     with _stream(stage, FEW):
         struck = time.monotonic()
-        for pool, proxy in zip(stage.pools, stage.proxies, strict=True):
-            calls = SETTLE_CALLS[pool.url.partition(":")[0]]
-            proxy.drop_replies(1, match=calls, then="silent" if silent else "cut")
+        for proxy in stage.proxies:
+            proxy.drop_replies(1, match=stage.broker.settle_calls, then="silent" if silent else "cut")
         known = stage.line("settled", lambda line: line.answer == "already", struck)
         asked = stage.line("asked", lambda line: (line.id, line.fence) == (known.id, known.fence))
         for proxy in stage.proxies:
@@ -171,11 +168,11 @@ def _reply_dropped(stage: Stage, *, silent: bool) -> dict[str, float]:
 
 def broker_killed(stage: Stage) -> dict[str, float]:
     """Kill the server in a stream of jobs, and start it again after a second."""
-    assert stage.server is not None
+    assert stage.broker is not None
     with _stream(stage):
-        stage.server.kill()
+        stage.broker.server.kill()
         _pass(1.0)
-        stage.server.start()
+        stage.broker.bring_back()
         answers = time.monotonic()
         return {"since it answers, the first ack is accepted": stage.acked(answers).at - answers}
 

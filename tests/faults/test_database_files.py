@@ -80,8 +80,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.mark.on("sqlite")
 def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figure: Figure) -> None:
     """Nothing is lost but time: what has ended is settled when there is room again."""
-    rig = Rig(tmp_path, f"sqlite:///{disk.path}/jobpool.db", witness=True)
-    try:
+    with Rig(tmp_path, f"sqlite:///{disk.path}/jobpool.db", witness=True) as rig:
         pools = start_pools(rig, 2, timeout=1)
         rig.enqueue_many("work", [{"seconds": 0.01, "tag": "x" * 500}] * 300)
         wait_until(lambda: len(rig.ends()) > 20)
@@ -95,8 +94,6 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
         disk.free()
         figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
         end_unharmed(rig, pools)
-    finally:
-        rig.end()
 
 
 @pytest.mark.more

@@ -26,11 +26,8 @@ CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    try:
+    with Rig(tmp_path) as rig:
         yield rig
-    finally:
-        rig.end()
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ class Broker:
         """Who waits for its messages."""
         return self._consumers[store]
 
-    def delete(self, name: str) -> None:
+    def delete_queue(self, name: str) -> None:
         """Delete a queue with its messages, and detach the links to it."""
         queue = self.namespace.delete(name)
         for store in (queue.store, queue.dead_letters):

@@ -1,13 +1,12 @@
-"""What the control port does when it is asked: each public method of `Orders` is an order, its arguments are JSON.
+"""What the control port does when it is asked: each method of `Orders`, or else of `Broker`, is an order.
 
-They are explained at the methods of `Control`, which have the same names.
+Its arguments are JSON. Orders are explained at the methods of `Control`, which have the same names.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from servicebus_peer import errors
 from servicebus_peer.broker import Broker
 from servicebus_peer.errors import AmqpError
 from servicebus_peer.faults import MAX_UNSETTLED, Operation
@@ -24,16 +23,14 @@ class Orders:
 
     async def carry_out(self, order: dict[str, Any]) -> Any:
         """Do `order["order"]` with the rest as arguments. Raises what that raises."""
-        result = getattr(self, order.pop("order"))(**order)
+        name = order.pop("order")
+        result = getattr(self if hasattr(self, name) else self._broker, name)(**order)
         return await result if hasattr(result, "__await__") else result
 
     # --- queues -------------------------------------------------------------------------------------
 
     def create_queue(self, name: str, **properties: Any) -> None:
         self._broker.namespace.create(name, QueueProperties(**properties))
-
-    def delete_queue(self, name: str) -> None:
-        self._broker.delete(name)
 
     def set_status(self, name: str, status: Status) -> None:
         self._broker.namespace.set_status(name, status)
@@ -52,12 +49,6 @@ class Orders:
 
     # --- time ---------------------------------------------------------------------------------------
 
-    def turn(self, seconds: float) -> None:
-        self._broker.turn(seconds)
-
-    def set_clock(self, seconds: float) -> None:
-        self._broker.set_clock(seconds)
-
     def now(self) -> float:
         return self._broker.clock.wall()
 
@@ -68,15 +59,6 @@ class Orders:
 
     def links(self) -> list[str]:
         return sorted(link.address for link in self._broker.links())
-
-    def drop_connections(self) -> int:
-        return self._broker.drop_connections()
-
-    def close_connections(self) -> int:
-        return self._broker.close_connections()
-
-    def detach_links(self, match: str = "", *, management: bool = False, cbs: bool = False) -> int:
-        return self._broker.detach_links(match, management=management, cbs=cbs)
 
     async def refuse(self, on: bool = True) -> None:
         if on:
@@ -90,20 +72,10 @@ class Orders:
         else:
             self._broker.resume(keep)
 
-    async def restart(self, keep_locks: bool = True) -> None:
-        await self._broker.restart(keep_locks)
-
     # --- operations ---------------------------------------------------------------------------------
 
     def fail(
-        self,
-        operation: Operation,
-        condition: str = errors.SERVER_BUSY,
-        *,
-        times: int = 1,
-        match: str = "",
-        description: str = "The service was unable to process the request; please retry the operation.",
-        status: int = 503,
+        self, operation: Operation, condition: str, *, times: int, match: str, description: str, status: int
     ) -> None:
         error = AmqpError(condition, description, status)
         self._broker.faults.fail(operation, error, match, times)
@@ -111,14 +83,8 @@ class Orders:
     def lose_replies(self, operation: Operation, times: int = 1) -> None:
         self._broker.faults.losses[operation] = times
 
-    def expire_locks(self, name: str = "") -> int:
-        return self._broker.expire_locks(name)
-
     def limit_management_replies(self, most: int | None) -> None:
         self._broker.faults.management_replies = most
 
     def limit_unsettled(self, most: int | None) -> None:
         self._broker.faults.max_unsettled = MAX_UNSETTLED if most is None else most
-
-    async def heal(self) -> None:
-        await self._broker.heal()

@@ -176,7 +176,7 @@ def thirty_megabytes(_: ChildOptions) -> list[HandlerInfo]:
 
 
 def obey(boot: ChildBoot) -> int:
-    """Do what the bodies of the frames say, and send back what came of it."""
+    """Do what the bodies of the frames say, each the name of a function below, and send back what came of it."""
     page = boot.page.child
     page.booting(os.getpid(), time.monotonic())
     packets.send(boot.channel, Ready().encode())
@@ -187,7 +187,7 @@ def obey(boot: ChildBoot) -> int:
             return 0
         page.took(frame.nonce, time.monotonic())
         word, *arguments = frame.body.decode().split()
-        output = json.dumps(COMMANDS[word](boot, *arguments))
+        output = json.dumps(globals()[word](boot, *arguments))
         packets.send(boot.channel, Result(frame.nonce, ResultKind.SUCCEEDED, 0.0, 0.0, output).encode())
         page.finished(True, time.monotonic())
     return 0
@@ -351,27 +351,3 @@ def helper(_: ChildBoot) -> Any:
 
 def compute_in_parallel(_: ChildBoot) -> Any:
     return _in_parallel()
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        report,
-        descriptors,
-        opened,
-        signals,
-        leave,
-        kill_myself,
-        crash_in_c,
-        spin,
-        become,
-        shout,
-        leave_grandchildren,
-        leave_shared_memory,
-        leave_chain_of_trackers,
-        attach_memory,
-        start_pythons_fork_server,
-        helper,
-        compute_in_parallel,
-    )
-}

@@ -27,22 +27,13 @@ def fault_broker(name: str, folder: Path, *, alone: bool = False, ttr: float | N
     broker = kind.on_its_own(folder / "server") if alone else kind.on_shared_server()
     if ttr and isinstance(broker, BeanstalkBroker):
         broker.lasts = ttr
-    try:
+    with broker:
         yield broker
-    finally:
-        broker.end()
 
 
-@contextmanager
-def fault_rig(folder: Path, broker: Broker | None) -> Iterator[Rig]:
+def fault_rig(folder: Path, broker: Broker | None) -> Rig:
     """A rig in that folder, straight at the broker; every process of it is gone at the end."""
-    directory = folder / "rig"
-    directory.mkdir()
-    rig = Rig(directory, broker.url if broker else None, witness=True)
-    try:
-        yield rig
-    finally:
-        rig.end()
+    return Rig(folder / "rig", broker.url if broker else None, witness=True)
 
 
 # --- fixtures of a file whose tests share their pools: `broker, rig = broker_of_file, rig_of_file` --------------------

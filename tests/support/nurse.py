@@ -11,20 +11,20 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from stalls import Stopwatch
+from typing import Any, ClassVar, Self, TypeVar
 
 from jobpool.ipc import packets
 from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
+from support.stalls import Stopwatch
 
 LIMIT = 20.0
 """Seconds after which a test gives up waiting: far above what anything here takes."""
 
 SUPPORT = str(Path(__file__).parent)
+TESTS = Path(__file__).parents[1]
 F = TypeVar("F")
 
 
@@ -66,16 +66,22 @@ class Child:
     pidfd: int = -1
     _nonce: int = 0
 
-    def wait_ready(self) -> None:
-        assert isinstance(self.hear(), Ready)
+    def __post_init__(self) -> None:
+        self.channel.settimeout(LIMIT)
+        self._reader = packets.Reader(self.channel)
+
+    def wait_ready(self) -> Self:
+        frame = self.hear()
+        assert isinstance(frame, Ready), frame
+        return self
 
     def hear(self) -> Frame | None:
         """The next frame on its channel; None at the end."""
         try:
-            got = packets.recv(self.channel)
-        except ConnectionResetError:
+            packet = self._reader.read()
+        except ConnectionResetError:  # it died with something unread
             return None
-        return decode(got[0]) if got else None
+        return None if packet is None else decode(packet)
 
     def tell(self, command: str) -> None:
         """Have it do something."""
@@ -89,6 +95,10 @@ class Child:
         assert isinstance(frame, Result), frame
         return json.loads(frame.output)
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
     def close(self) -> None:
         for sock in (self.work, self.work_reading, self.channel):
             sock.close()
@@ -97,7 +107,12 @@ class Child:
 
 
 class Nurse:
-    """Use it in a `with`: it leaves no process and no descriptor behind."""
+    """Use it in a `with`: it leaves no process and no descriptor behind.
+
+    `app` and `main`: functions of `childmains`, or written as module:function.
+    """
+
+    kind: ClassVar[type[Child]] = Child
 
     def __init__(
         self,
@@ -109,9 +124,9 @@ class Nurse:
         **options: Any,
     ) -> None:
         self.board = Scoreboard.create(None, slots)
-        config = ForkServerConfig(
-            ChildOptions(sys_path=[SUPPORT], **options), f"childmains:{main}", f"childmains:{app}", "test"
-        )
+        main, app = (name if ":" in name else f"childmains:{name}" for name in (main, app))
+        told: dict[str, Any] = {"sys_path": [SUPPORT]} | options
+        config = ForkServerConfig(ChildOptions(**told), main, app, "test")
         environ = os.environ if environ is None else environ
         self.server = ForkServerClient(environ)
         self.server.tell(config, self.board.fd, environ)
@@ -119,7 +134,7 @@ class Nurse:
         self._heard: list[Frame] = []
         self._serial = 0
 
-    def __enter__(self) -> Nurse:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +154,7 @@ class Nurse:
         self._serial += 1
         work, work_reading = packets.pair()
         channel, channel_of_child = packets.pair()
-        child = Child(self._serial, work, work_reading, channel, os.memfd_create("trace"), _appending("output"))
+        child = self.kind(self._serial, work, work_reading, channel, os.memfd_create("trace"), _appending("output"))
         self.children[child.serial] = child
         self.server.spawn(
             child.serial, slot, (work_reading.fileno(), channel_of_child.fileno(), child.trace, child.output)
@@ -188,8 +203,7 @@ class Nurse:
 
     def end(self, child: Child) -> Exited:
         """Kill it, hear of it, forget it."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        child.kill()
         exited = self.hear(Exited, child)
         self.children.pop(child.serial).close()
         return exited

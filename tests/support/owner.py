@@ -1,6 +1,6 @@
 """A program that owns a fork server with children and grandchildren, prints their pids, and obeys one word on stdin.
 
-`python owner.py COUNT [APP]`; words: "kill-server" (then it sweeps as a sub-reaper does, and prints how many it
+`python -m support.owner COUNT [APP]`; words: "kill-server" (then it sweeps as a sub-reaper does, and prints how many it
 collected), "one-more" (then it asks for another child, and prints what the app says).
 """
 
@@ -10,9 +10,8 @@ import json
 import select
 import sys
 
-from nurse import LIMIT, Nurse
-
 from jobpool.ipc import linux
+from support.nurse import LIMIT, Nurse
 
 
 def main(count: int, app: str = "plain") -> None:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,8 @@ class PoolProcess:
         return [entry for entry in entries if event in ("", entry["event"])]
 
 
-class Rig:
-    """A directory with a queue, a ledger and any number of pools. `end` kills what is left.
+class Rig(AbstractContextManager["Rig"]):
+    """A directory with a queue, a ledger and any number of pools; a context manager that kills what is left.
 
     `url`: of the broker; the rig enqueues and looks there, and so do pools that are not given another way to it.
     `witness`: whether pools that are started from here on run under the witness (jobpool_torture.witness).
@@ -182,6 +183,10 @@ class Rig:
         self._mark = secrets.token_hex(8)
         self._signer = EnvelopeSigner()
         self._backend: QueueBackend | None = None
+        directory.mkdir(exist_ok=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     @property
     def backend(self) -> QueueBackend:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -47,8 +48,8 @@ class Host:
     url: str
 
 
-class Broker(ABC):
-    """A queue's place on a server, empty at the start. `end` closes its hosts, and the server when it has its own.
+class Broker(AbstractContextManager["Broker"]):
+    """A queue's place on a server, empty at the start. Its end closes its hosts, and the server when it has its own.
 
     Attributes:
         server: What runs; shared by many tests unless it was made by `on_its_own`.
@@ -68,6 +69,9 @@ class Broker(ABC):
         self.place = fresh_name("pool")
         self.hosts: list[Host] = []
         self._shared = shared
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     @classmethod
     @abstractmethod

@@ -28,11 +28,8 @@ def main(name: str, options: list[str]) -> int:
         if name == "sqlite":
             return torture([f"--backend=sqlite:///{folder}/jobpool.db", *options])
         broker, more = start(name, Path(folder))
-        try:
-            with Restarts(Path(folder), restarter(broker)) as restarts:
-                return torture([f"--backend={broker.url}", f"--restart-broker={restarts.command}", *more, *options])
-        finally:
-            broker.end()
+        with broker, Restarts(Path(folder), restarter(broker)) as restarts:
+            return torture([f"--backend={broker.url}", f"--restart-broker={restarts.command}", *more, *options])
 
 
 def start(name: str, folder: Path) -> tuple[Broker, list[str]]:

@@ -114,9 +114,8 @@ def a_timeout_in_c(rig: Rig, pool: PoolProcess, strangers: Strangers) -> None:
 
 
 def main(folder: Path) -> None:
-    rig = Rig(folder, witness=True)
     strangers = Strangers()
-    try:
+    with Rig(folder, witness=True) as rig:
         harmed, other = pools = [rig.start_pool("--max-crashes", "0", "--kill-grace", "0.3") for _ in range(2)]
         for pool in pools:
             pool.wait_ready(2)
@@ -132,8 +131,6 @@ def main(folder: Path) -> None:
         assert [pool.stop() for pool in pools] == [0, 0]
         assert not strangers.dead(), strangers.dead()
         print(len(strangers.all), flush=True)
-    finally:
-        rig.end()
 
 
 if __name__ == "__main__":

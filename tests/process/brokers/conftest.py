@@ -25,22 +25,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    broker = kind_of(request.param).on_shared_server()
-    try:
+    with kind_of(request.param).on_shared_server() as broker:
         yield broker
-    finally:
-        broker.end()
 
 
 @pytest.fixture
 def rig(broker: Broker, tmp_path: Path) -> Iterator[Rig]:
     """Enqueues and looks straight at the server."""
-    rig = Rig(tmp_path / "rig", broker.url)
-    rig.directory.mkdir()
-    try:
+    with Rig(tmp_path / "rig", broker.url) as rig:
         yield rig
-    finally:
-        rig.end()
 
 
 pytest_runtest_makereport = describe_pools

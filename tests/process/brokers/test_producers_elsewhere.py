@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,9 @@ SERVERS = ("redis", "postgres", "beanstalk")
 
 @pytest.fixture
 def urls(tmp_path: Path) -> Iterator[list[str]]:
-    brokers = [BROKERS[name].on_shared_server() for name in SERVERS]
-    try:
+    with ExitStack() as stack:
+        brokers = [stack.enter_context(BROKERS[name].on_shared_server()) for name in SERVERS]
         yield [f"sqlite:///{tmp_path}/jobs.db", *(broker.url for broker in brokers)]
-    finally:
-        for broker in brokers:
-            broker.end()
 
 
 def elsewhere_run(system: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

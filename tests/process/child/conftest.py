@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,18 @@ from childrig import ChildProcess, Server
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A fork server for all tests whose children need no options: a start costs ten times what a fork does."""
-    server = Server()
-    yield server
-    server.close()
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture
 def start_child(server: Server) -> Iterator[Callable[..., ChildProcess]]:
-    started: list[ChildProcess] = []
-    servers: list[Server] = []
+    with ExitStack() as stack:
 
-    def start(**options: Any) -> ChildProcess:
-        if options:
-            servers.append(Server(**options))
-        child = ChildProcess(servers[-1] if options else server)
-        started.append(child)
-        return child.ready()
+        def start(**options: Any) -> ChildProcess:
+            own = stack.enter_context(Server(**options)) if options else server
+            child = own.start_child()
+            stack.callback(own.drop, child)
+            return child.wait_ready()
 
-    yield start
-    for child in started:
-        child.close()
-    for own in servers:
-        own.close()
+        yield start

@@ -96,7 +96,7 @@ def test_threads_of_an_async_handler_do_not_wear_the_child(start_child: Start) -
 def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, kind: ResultKind, text: str) -> None:
     child = start_child()
     child.send("enqueue_at_once")
-    asked = child.receive()
+    asked = child.hear()
     assert isinstance(asked, Ask)
     assert [job.handler for job in SentJobs(asked.definitions, ())] == ["noop", "tell"]
     child.reply(reply)
@@ -155,7 +155,7 @@ def test_a_frame_that_was_not_read_can_be_taken_back(start_child: Start) -> None
     wait_until(lambda: child.page.nonce == 1)
     child.work_reading.recv(100_000)
     assert child.result().kind is ResultKind.TIMEOUT
-    assert child.receive() is None
+    assert child.hear() is None
     assert child.page.nonce == 1
 
 
@@ -169,13 +169,13 @@ def test_the_child_leaves_when_its_work_ends(start_child: Start) -> None:
 def test_a_child_that_cannot_import_the_app_says_why(tmp_path: Path) -> None:
     app = tmp_path / "vanishing.py"
     app.write_text("import jobpool\n\n@jobpool.handler\ndef noop(ctx): ...\n")
-    with closing(Server(apps=["vanishing"], sys_path=[str(tmp_path)], preload=False)) as server:
+    with Server(apps=["vanishing"], sys_path=[str(tmp_path)], preload=False) as server:
         app.unlink()
-        with closing(ChildProcess(server)) as child:
-            frame = child.receive()
-            assert isinstance(frame, BootFailed)
-            assert "there is no module 'vanishing'" in frame.error
-            assert child.exit_status() == 69
+        child = server.start_child()
+        frame = child.hear()
+        assert isinstance(frame, BootFailed)
+        assert "there is no module 'vanishing'" in frame.error
+        assert child.exit_status() == 69
 
 
 def test_the_answer_to_a_question_that_could_not_be_sent_is_not_waited_for() -> None:

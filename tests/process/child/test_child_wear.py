@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from childrig import ChildProcess, alive
+from childrig import ChildProcess
 from support.waiting import wait_until
 
 from jobpool.ipc.packets import INLINE_BYTES
 from jobpool.message.outcome import ResultKind
+from jobpool_torture.processes import is_alive
 
 Start = Callable[..., ChildProcess]
 
@@ -25,7 +26,7 @@ def test_a_handler_that_takes_the_sockets_away_ends_the_child_without_a_verdict(
 ) -> None:
     child = start_child()
     nonce = child.send(handler)
-    assert child.receive() is None
+    assert child.hear() is None
     assert child.exit_status() == 70
     assert "jobpool: this child cannot go on: " in child.slot.printed.read(nonce)
 
@@ -57,12 +58,12 @@ def test_an_intended_daemon_lives_as_long_as_its_child(start_child: Start) -> No
     result = child.succeed("leave_daemon")
     assert result.leaving == ""
     assert child.succeed("noop").leaving == ""
-    assert alive(int(result.output))
+    assert is_alive(int(result.output))
     stranger = child.succeed("leave_process")
     assert stranger.leaving == "processes"
-    assert not alive(int(stranger.output))
+    assert not is_alive(int(stranger.output))
     assert child.exit_status() == 0
-    assert not alive(int(result.output))
+    assert not is_alive(int(result.output))
 
 
 def test_a_leaked_thread_ends_the_child(start_child: Start) -> None:

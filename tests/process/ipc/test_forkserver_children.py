@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nurse import Child, Nurse, Watch, text_of
+from support.nurse import Child, Nurse, Watch, text_of
 from support.waiting import wait_until
 
 from jobpool.ipc.board_layout import ChildState

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import select
 
-from nurse import LIMIT, SUPPORT
 from support.descriptors import no_more_descriptors
+from support.nurse import LIMIT, SUPPORT
 from support.waiting import wait_until
 
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nurse import LIMIT, SUPPORT, Nurse, Watch
+from support.nurse import LIMIT, TESTS, Nurse, Watch
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
@@ -176,8 +176,8 @@ def test_a_closed_client_is_harmless() -> None:
 
 
 def start_owner(count: int, app: str = "plain") -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    words = [sys.executable, f"{SUPPORT}/owner.py", str(count), app]
-    owner = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-m", "support.owner", str(count), app]
+    owner = subprocess.Popen(words, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     return owner, json.loads(owner.stdout.readline())
 
@@ -222,9 +222,9 @@ def test_a_signal_to_go_on_ends_no_fork_server_whose_owner_lives() -> None:
 
 
 def test_kill_9_of_the_owner_while_the_app_hangs_at_its_import_ends_the_fork_server() -> None:
-    program = "import sys; sys.path.insert(0, sys.argv[1])\nfrom nurse import Nurse\nimport time\n"
+    program = "from support.nurse import Nurse\nimport time\n"
     program += "nurse = Nurse(app='hangs')\nprint(nurse.server.pid, flush=True)\ntime.sleep(600)\n"
-    with subprocess.Popen([sys.executable, "-c", program, SUPPORT], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen([sys.executable, "-c", program], cwd=TESTS, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         watch = Watch([int(owner.stdout.readline())])
         owner.kill()

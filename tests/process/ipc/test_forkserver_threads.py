@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from nurse import Nurse
+from support.nurse import Nurse
 
 from jobpool.ipc.frames import Loaded
 from jobpool.ipc.native_threads import libraries_in

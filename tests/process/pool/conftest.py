@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.faultrig import EMBEDDED, fault_broker
 from support.poolrig import Rig, describe_pools
-from support.poolrig_brokers import BROKERS, USUAL
-
-EMBEDDED = "sqlite"
+from support.poolrig_brokers import USUAL
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,14 +27,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     name = getattr(request, "param", EMBEDDED)
-    broker = None if name == EMBEDDED else BROKERS[name].on_shared_server()
-    rig = Rig(tmp_path, broker.url if broker else None)
-    try:
+    with fault_broker(name, tmp_path) as broker, Rig(tmp_path, broker.url if broker else None) as rig:
         yield rig
-    finally:
-        rig.end()
-        if broker:
-            broker.end()
 
 
 pytest_runtest_makereport = describe_pools

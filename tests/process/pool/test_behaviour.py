@@ -75,11 +75,9 @@ def test_memory_that_was_given_back_is_not_charged_to_the_next_job(rig: Rig) -> 
 
 
 def test_no_handler_gets_the_brokers_password_from_the_environment(tmp_path: Path) -> None:
-    broker = PostgresBroker.on_shared_server()
-    rig = Rig(tmp_path, broker.url)
     app = tmp_path / "telling.py"
     app.write_text(TELLING)
-    try:
+    with PostgresBroker.on_shared_server() as broker, Rig(tmp_path, broker.url) as rig:
         secret = {"PGPASSWORD": "do-not-tell", "JOBPOOL_SIGNING_KEY": "do-not-tell"}
         rig.sign_with("do-not-tell")
         rig.enqueue("tell", {"file": str(tmp_path / "told")})
@@ -89,9 +87,6 @@ def test_no_handler_gets_the_brokers_password_from_the_environment(tmp_path: Pat
         assert "do-not-tell" not in told
         [line] = pool.log("the app does not get the broker's credentials")
         assert line["variables"] == ["PGPASSWORD"]
-    finally:
-        rig.end()
-        broker.end()
 
 
 def test_no_child_holds_the_broker_or_its_secrets_or_reads_the_memory_of_master_or_scheduler(rig: Rig) -> None:

@@ -140,9 +140,10 @@ def test_a_mark_holds_for_the_next_pool_when_the_first_dies(rig: Rig) -> None:
 
 
 def test_beanstalkd_with_a_lent_key_store_pauses_cancels_and_tells_of_its_pools(tmp_path: Path) -> None:
-    broker = BROKERS["beanstalk"].on_shared_server()
-    rig = Rig(tmp_path, f"{broker.url}&state=sqlite:///{tmp_path}/state.db")
-    try:
+    with (
+        BROKERS["beanstalk"].on_shared_server() as broker,
+        Rig(tmp_path, f"{broker.url}&state=sqlite:///{tmp_path}/state.db") as rig,
+    ):
         pool = rig.start_pool("--default-timeout", "600", workers=1).wait_ready(1)
         assert [one.pid for one in control.pools(rig.backend)] == [pool.pid]
         ident = rig.enqueue("work", {"seconds": 600})
@@ -160,9 +161,6 @@ def test_beanstalkd_with_a_lent_key_store_pauses_cancels_and_tells_of_its_pools(
         rig.enqueue("work", {}, identifier="later")
         wait_until(lambda: rig.ends("later"))
         assert pool.stop() == 0
-    finally:
-        rig.end()
-        broker.end()
 
 
 # --- edits ------------------------------------------------------------------------------------------------

@@ -34,11 +34,8 @@ in_one_pool = pytest.mark.xdist_group("deadly")
 @pytest.fixture(scope="module")
 def deadly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, PoolProcess]]:
     """A pool in which a job is dead at its second crash."""
-    rig = Rig(tmp_path_factory.mktemp("deaths"))
-    try:
+    with Rig(tmp_path_factory.mktemp("deaths")) as rig:
         yield rig, rig.start_pool(*POOL, workers=2, app=APP).wait_ready(2)
-    finally:
-        rig.end()
 
 
 def dead(rig: Rig, ident: str) -> tuple[Message, Death]:

@@ -117,10 +117,8 @@ def test_an_order_about_what_has_gone_is_refused(rig: Rig) -> None:
 
 
 def test_a_stack_is_told_and_a_job_ended_while_the_broker_is_silent(tmp_path: Path) -> None:
-    broker = BROKERS["redis"].on_shared_server()
-    host = broker.host()
-    rig = Rig(tmp_path, broker.url)
-    try:
+    with BROKERS["redis"].on_shared_server() as broker, Rig(tmp_path, broker.url) as rig:
+        host = broker.host()
         pool = rig.start_pool(*UNLIMITED, workers=1, url=host.url).wait_ready(1)
         ident = rig.enqueue("hang", {"how": "hang_in_sleep"})
         rig.wait_started(ident)
@@ -131,6 +129,3 @@ def test_a_stack_is_told_and_a_job_ended_while_the_broker_is_silent(tmp_path: Pa
         wait_until(lambda: [each.job for each in rows(rig, pool)] == [""])
         host.proxy.restore()
         wait_until(lambda: rig.is_dead(ident))
-    finally:
-        rig.end()
-        broker.end()

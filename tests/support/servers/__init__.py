@@ -6,6 +6,7 @@ from support.servers.beanstalk_server import BeanstalkServer as BeanstalkServer
 from support.servers.postgres_server import PostgresServer as PostgresServer
 from support.servers.process import Server as Server
 from support.servers.process import ServerFailed as ServerFailed
+from support.servers.process import find_program as find_program
 from support.servers.process import free_port as free_port
 from support.servers.redis_cluster import RedisCluster as RedisCluster
 from support.servers.redis_server import RedisServer as RedisServer

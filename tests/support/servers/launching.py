@@ -6,6 +6,7 @@ One thread that lives as long as the process therefore starts them all.
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import subprocess
@@ -54,6 +55,21 @@ def setpriv() -> str:
     found = shutil.which("setpriv")
     if found is None:
         raise ServerFailed("there is no setpriv on this machine; install util-linux")
+    return found
+
+
+def find_program(name: str) -> str:
+    """Where it is. Raises `ServerFailed`: it is missing.
+
+    Debian and Red Hat keep Postgres's programs out of PATH, a folder a version, of which the newest is taken; Debian
+    keeps others where only root's PATH leads.
+    """
+    versions = [path for pattern in ("lib/postgresql/*/bin", "pgsql-*/bin") for path in Path("/usr").glob(pattern)]
+    versions.sort(key=lambda path: float(path.parent.name.removeprefix("pgsql-")), reverse=True)
+    places = [*map(str, versions), os.environ.get("PATH", os.defpath), "/usr/sbin"]
+    found = shutil.which(name, path=os.pathsep.join(places))
+    if found is None:
+        raise ServerFailed(f"there is no {name} on this machine; scripts/services up installs what tests need")
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
 
-from support.servers.process import Server, ServerFailed
+from support.servers.process import Server, find_program
 
 _FILE = """\
 [databases]
@@ -75,7 +75,7 @@ class Pgbouncer(Server):
             )
         )
         self._asked = port
-        return [_program(), str(file)]
+        return [find_program("pgbouncer"), str(file)]
 
     def _answers(self) -> bool:
         try:
@@ -90,11 +90,3 @@ class Pgbouncer(Server):
 
 def _pairs(values: Mapping[str, str], between: str, names: Mapping[str, str] | tuple[str, ...]) -> str:
     return between.join(f"{name}={values[name]}" for name in names if name in values)
-
-
-def _program() -> str:
-    """Debian keeps it where only root's PATH leads."""
-    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if found is None:
-        raise ServerFailed("there is no pgbouncer on this machine; scripts/services up installs what tests need")
-    return found

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from support.servers.process import Server, ServerFailed, as_user
+from support.servers.process import Server, ServerFailed, as_user, find_program
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 """Configuration with which a commit waits for the disk, as in earnest. Without it a commit still survives `kill`,
@@ -67,7 +67,7 @@ class PostgresServer(Server):
             shutil.chown(self.data, self._user, self._user)
         options = ["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C.UTF-8"]
         done = subprocess.run(
-            as_user([_program("initdb"), "-D", str(self.data), *options], self._user),
+            as_user([find_program("initdb"), "-D", str(self.data), *options], self._user),
             capture_output=True,
             text=True,
             check=False,
@@ -87,7 +87,7 @@ class PostgresServer(Server):
             file.writelines(f"{key} = '{value}'\n" for key, value in lines.items())
 
     def _command(self, port: int) -> list[str]:
-        return [_program("postgres"), "-D", str(self.data), "-p", str(port)]
+        return [find_program("postgres"), "-D", str(self.data), "-p", str(port)]
 
     def _answers(self) -> bool:
         """As its own file says; nobody else's server can be taken for it."""
@@ -111,13 +111,3 @@ def _can_reach(folder: Path, uid: int) -> bool:
 
 def _may_pass(found: os.stat_result, uid: int) -> bool:
     return bool(found.st_mode & (stat.S_IXUSR if found.st_uid == uid else stat.S_IXOTH))
-
-
-def _program(name: str) -> str:
-    """Debian keeps the server's programs out of PATH, a folder a version; the newest one is taken."""
-    installed = Path("/usr/lib/postgresql").glob(f"*/bin/{name}")
-    newest = max(installed, key=lambda path: float(path.parts[4]), default=None)
-    found = str(newest) if newest else shutil.which(name)
-    if found is None:
-        raise ServerFailed(f"there is no {name} on this machine; scripts/services up installs what tests need")
-    return found

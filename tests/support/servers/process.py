@@ -18,6 +18,7 @@ from typing import Self
 from support.servers.errors import ServerFailed as ServerFailed
 from support.servers.family import family_of, freeze, is_alive, send
 from support.servers.launching import as_user as as_user
+from support.servers.launching import find_program as find_program
 from support.servers.launching import launch
 from support.servers.ports import free_port as free_port
 from support.waiting import wait_ended, wait_until

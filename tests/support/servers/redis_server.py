@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jobpool_backends.redis.connection import Endpoint
-from support.servers.process import LIMIT, Server, ServerFailed
-from support.servers.turned_time import TurnedTime
+from support.servers.process import LIMIT, ServerFailed, find_program
+from support.servers.turned_time import TurnedServer
 from support.waiting import wait_until
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
@@ -21,7 +20,7 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 _EPHEMERAL = {"save": "", "appendonly": "no"}
 
 
-class RedisServer(Server):
+class RedisServer(TurnedServer):
     """A running redis-server, on a free port of 127.0.0.1 and on a Unix socket; it keeps nothing unless asked to.
 
     On a turned server commands that block for a time never give up: their end is reckoned on the clock that stands
@@ -41,12 +40,11 @@ class RedisServer(Server):
     _password: str | None = None
 
     def __init__(self, folder: Path, *, turned: bool = False, config: Mapping[str, str] | None = None) -> None:
-        super().__init__(folder)
+        super().__init__(folder, turned)
         self.socket_path = folder / "redis.sock"
         if len(os.fsencode(self.socket_path)) > 107:
             raise ValueError(f"the path of a Unix socket has at most 107 bytes, which {self.socket_path} exceeds")
         self._config = dict(config or {})
-        self._time = TurnedTime(folder / "time", 1_800_000_000.0) if turned else None
         self.start()
 
     @property
@@ -69,29 +67,11 @@ class RedisServer(Server):
         finally:
             wire.close()
 
-    def now(self) -> float:
-        """Unix time on a turned server's clock, in seconds."""
-        return self._turned.now()
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass on a turned server; its next command sees it, to the microsecond."""
-        self._turned.advance(seconds)
-
-    def turn_to(self, moment: float) -> None:
-        """Set a turned server's clock to this Unix time in seconds, forward or back; flush it before turning back."""
-        self._turned.turn_to(moment)
-
     def flush(self) -> None:
         """Remove every key of every database."""
         reply = self._ask(b"FLUSHALL\r\n")
         if reply != b"+OK\r\n":
             raise ServerFailed(f"FLUSHALL was answered {reply!r}")
-
-    @property
-    def _turned(self) -> TurnedTime:
-        if self._time is None:
-            raise ValueError("only a server made with turned=True has a clock that can be turned")
-        return self._time
 
     def _command(self, port: int) -> list[str]:
         directives = {
@@ -103,7 +83,10 @@ class RedisServer(Server):
             **_EPHEMERAL,
             **self._config,
         }
-        return [_program(), *(word for key, value in directives.items() for word in (f"--{key}", value))]
+        return [
+            find_program("redis-server"),
+            *(word for key, value in directives.items() for word in (f"--{key}", value)),
+        ]
 
     def _answers(self) -> bool:
         """On its own socket, which is opened after the port: so the port is its own too."""
@@ -119,18 +102,7 @@ class RedisServer(Server):
             connection.sendall(command)
             return connection.recv(4096)
 
-    def _environment(self) -> Mapping[str, str]:
-        return self._time.environment(os.environ) if self._time else os.environ
-
     def _gone(self, pid: int) -> None:
         # A start must not take the socket of a predecessor that was killed for its own.
         self.socket_path.unlink(missing_ok=True)
-        if self._time:
-            self._time.clear(pid)
-
-
-def _program() -> str:
-    found = shutil.which("redis-server")
-    if found is None:
-        raise ServerFailed("there is no redis-server on this machine; scripts/services up installs what tests need")
-    return found
+        super()._gone(pid)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from jobpool_torture import clocks
-from support.servers.process import ServerFailed
+from support.servers.process import Server, ServerFailed
 
 
 class TurnedTime:
@@ -67,6 +68,49 @@ class TurnedTime:
         new = self._file.with_suffix(".new")
         new.write_text(text)
         os.replace(new, self._file)
+
+
+class TurnedServer(Server):
+    """A server whose clock stands still, where it was made so, until `advance` or `turn_to` moves it."""
+
+    def __init__(self, folder: Path, turned: bool) -> None:
+        super().__init__(folder)
+        self._time = TurnedTime(self.folder / "time", 1_800_000_000.0) if turned else None
+
+    def now(self) -> float:
+        """Unix time on a turned server's clock, in seconds."""
+        return self._turned.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass on a turned server; its next command sees it, to the microsecond."""
+        with self._looking():
+            self._turned.advance(seconds)
+
+    def turn_to(self, moment: float) -> None:
+        """Set a turned server's clock to this Unix time in seconds, forward or back.
+
+        What runs then is so much longer, or over. So flush a Redis before it is turned back; the tubes that earlier
+        tests left at a beanstalkd are other tubes, whose jobs' times matter to nobody.
+        """
+        with self._looking():
+            self._turned.turn_to(moment)
+
+    def _looking(self) -> AbstractContextManager[None]:
+        """Have it see what the block does to its clock."""
+        return nullcontext()
+
+    @property
+    def _turned(self) -> TurnedTime:
+        if self._time is None:
+            raise ValueError("only a server made with turned=True has a clock that can be turned")
+        return self._time
+
+    def _environment(self) -> Mapping[str, str]:
+        return self._time.environment(os.environ) if self._time else os.environ
+
+    def _gone(self, pid: int) -> None:
+        if self._time:
+            self._time.clear(pid)
 
 
 def library() -> Path:

@@ -7,7 +7,7 @@ on in this one: to start either takes longer than all that they do with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -50,8 +50,10 @@ def economy(shared: tuple[servers.Server, servers.Server], monkeypatch: pytest.M
     """See the module. A Redis with other options is still the benchmark's own."""
     redis, own_redis = shared[0], servers.redis
 
-    def a_redis(directory: Path, options: Sequence[str] = servers.IN_MEMORY) -> AbstractContextManager[servers.Server]:
-        return nullcontext(redis) if options == servers.IN_MEMORY else own_redis(directory, options)
+    def a_redis(
+        directory: Path, config: Mapping[str, str] = servers.IN_MEMORY
+    ) -> AbstractContextManager[servers.Server]:
+        return nullcontext(redis) if config == servers.IN_MEMORY else own_redis(directory, config)
 
     monkeypatch.setattr(servers, "redis", a_redis)
     monkeypatch.setattr(servers, "postgres", lambda _: nullcontext(shared[1]))
