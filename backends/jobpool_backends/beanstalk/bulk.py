@@ -118,10 +118,8 @@ class BulkChanger:
 
 def live_states(where: MessageFilter) -> tuple[State, ...]:
     """Return the states of live messages to delete, all of them. Raise `Unsupported` where only some are meant."""
-    meant = tuple(state for state in _PEEKS if state in where.states)
-    if not meant or where.reason is not None:  # a live message has no reason
-        return ()
-    if where.queue is None or where != MessageFilter(queue=where.queue, states=where.states):
+    meant = tuple(state for state in _PEEKS if state in where.states and where.reason is None)  # a live one has none
+    if meant and (where.queue is None or where != MessageFilter(queue=where.queue, states=where.states)):
         raise Unsupported(
             "beanstalkd cannot find single messages that are waiting or delayed, so none was deleted"
             " (Capabilities.keeps_records): delete all of a queue, by its name and their states alone, or name the"
