@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jobpool.broker.values import Edited, Message, MessageFilter, NewMessage, State
+from jobpool.broker.values import Edited, Message, MessageFilter, NewMessage
 from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
