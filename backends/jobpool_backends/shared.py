@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jobpool.broker.values import Edited, Message, MessageFilter, NewMessage, State
+from jobpool.broker.values import Edited, Message, MessageFilter, NewMessage
 from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
@@ -121,23 +121,6 @@ class DeadCaps(Struct, frozen=True):
         return 0 < self.most < count or 0 < self.age <= age
 
 
-class Listed(Protocol):
-    """The parts of a message that a filter compares."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def handler(self) -> str: ...
-    @property
-    def state(self) -> State: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def body(self) -> bytes: ...
-
-
 def micros(seconds: float) -> int:
     """Convert seconds, or a Unix time, to whole microseconds: they are stored and compared, so deadlines are exact."""
     return round(seconds * MICRO)
@@ -180,7 +163,7 @@ def contains(needle: str, body: bytes, *texts: str | None) -> bool:
     )
 
 
-def matches(message: Listed, where: MessageFilter, age: int, *texts: str | None) -> bool:
+def matches(message: Message, where: MessageFilter, age: int, *texts: str | None) -> bool:
     """Return whether a filter means a message of this age in microseconds. `texts` are searched beside its body."""
     return (
         (where.queue is None or message.queue == where.queue)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,13 @@ from support.looks import settle
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.claim_store import NewPost
 from jobpool.broker.values import ENQUEUE_MEMORY, Message, MessageFilter, Verb
 from jobpool.client.awaited import MAX_WAITING_CALLS
 from jobpool.client.jobs import Jobs
 from jobpool.errors import (
     BackendUnavailable,
+    InvalidJob,
     JobFailed,
     NoResult,
     ResultNotKept,
@@ -90,6 +93,49 @@ def test_a_result_goes_when_its_id_is_given_to_another_job(harness: Harness, bac
         assert backend.status(str(job.identifier)).state is JobState.UNKNOWN
         with pytest.raises(UnknownJob):
             backend.result(str(job.identifier), timeout=0)
+
+
+@needs_results
+def test_a_result_stays_when_no_job_gets_its_id(harness: Harness, backend: QueueBackend) -> None:
+    lease = a_lease(backend, identifier="order-7")
+    assert settle(backend, lease, of(lease, ttl=10_000.0))
+    harness.advance(ENQUEUE_MEMORY + 1.0)
+    jobs = [a_job(identifier="order-7"), a_job(batch="unknown")]
+    with suppress(Unsupported), pytest.raises(InvalidJob, match="is not open"):
+        backend.enqueue_many(jobs)
+    assert backend.kept(["order-7"])
+    backend.claims.post(QUEUE, [NewPost("order-7", given=True, body=b"")])
+    assert backend.kept(["order-7"])
+
+
+@pytest.mark.spans
+@needs_results
+def test_of_two_jobs_with_an_id_in_two_queues_the_result_is_the_later_one(
+    harness: Harness, backend: QueueBackend
+) -> None:
+    for number, queue in enumerate(("b", "a", "b", "c")):
+        lease = a_lease(backend, queue, identifier="order-7")
+        assert settle(backend, lease, Ack(result=keep(str(number), 10_000.0, lease, harness.now())))
+        assert backend.result("order-7", timeout=0) == number
+        harness.advance(ENQUEUE_MEMORY + 1.0)
+
+
+@pytest.mark.spans
+@needs_results
+def test_an_enqueue_that_is_repeated_after_its_job_has_moved_and_ended_changes_nothing(
+    harness: Harness, backend: QueueBackend
+) -> None:
+    lease = a_lease(backend, identifier="order-7")
+    for source, target in ((QUEUE, "mails"), ("mails", QUEUE), (QUEUE, "mails")):
+        assert settle(backend, lease, Move(target, crashes=1))
+        harness.advance(1.0)
+        backend.enqueue(a_job(identifier="order-7", queue=source))
+        assert backend.stats(source).pending == 0
+        [lease] = backend.fetch_many(target, limit=9)
+    assert settle(backend, lease, of(lease))
+    backend.enqueue(a_job(identifier="order-7"))
+    assert backend.result("order-7", timeout=0) == {"pages": 7}
+    assert backend.stats(QUEUE).pending == 0
 
 
 @pytest.mark.spans

@@ -69,11 +69,23 @@ def test_a_known_id_is_its_own_answer_even_where_another_has_the_key(backend: Qu
     before = picture(backend, QUEUE)
     assert backend.enqueue(unique(identifier="plain")) == "plain"
     assert backend.enqueue_many([unique(identifier="plain"), unique(identifier="new")]) == ["plain", "first"]
+    assert backend.enqueue_many([unique(identifier="new"), unique(identifier="plain")]) == ["first", "plain"]
     assert picture(backend, QUEUE) == before
     assert backend.enqueue(unique(identifier="first")) == "first", "a retried call: its id is known, and so is its key"
     assert backend.enqueue(unique(identifier="first", key="order-18")) == "first", "and takes no other key"
     assert picture(backend, QUEUE) == before
     assert backend.enqueue(unique(identifier="second", key="order-18")) == "second"
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_known_id_is_its_own_answer_even_where_one_before_it_takes_the_key(
+    backend: QueueBackend, is_live: bool
+) -> None:
+    backend.enqueue(a_job(identifier="known"))
+    if not is_live:
+        backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE)
+    assert backend.enqueue_many([unique(identifier="new"), unique(identifier="known")]) == ["new", "known"]
+    assert backend.enqueue(unique(identifier="other")) == "new"
 
 
 def test_in_one_call_a_second_job_of_an_id_is_left_out_with_the_first(backend: QueueBackend) -> None:

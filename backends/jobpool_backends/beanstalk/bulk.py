@@ -14,7 +14,7 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.beanstalk.connection import Connection, put_command, read_counters
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.inspect import Inspector, Letter, Walk, is_queue, read_letter
+from jobpool_backends.beanstalk.inspect import Inspector, Letter, Walk, read_letter
 from jobpool_backends.beanstalk.records import from_bytes, to_bytes
 from jobpool_backends.shared import is_meant
 
@@ -118,11 +118,8 @@ class BulkChanger:
 
 def live_states(where: MessageFilter) -> tuple[State, ...]:
     """Return the states of live messages to delete, all of them. Raise `Unsupported` where only some are meant."""
-    meant = tuple(state for state in _PEEKS if state in where.states)
-    impossible = where.reason is not None or (where.queue is not None and not is_queue(where.queue))
-    if not meant or impossible:  # a live message has no reason
-        return ()
-    if where.queue is None or where != MessageFilter(queue=where.queue, states=where.states):
+    meant = tuple(state for state in _PEEKS if state in where.states and where.reason is None)  # a live one has none
+    if meant and (where.queue is None or where != MessageFilter(queue=where.queue, states=where.states)):
         raise Unsupported(
             "beanstalkd cannot find single messages that are waiting or delayed, so none was deleted"
             " (Capabilities.keeps_records): delete all of a queue, by its name and their states alone, or name the"

@@ -22,9 +22,9 @@ from msgspec import Struct
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
-from jobpool.errors import InvalidJob, MalformedEnvelope, Unsupported
+from jobpool.errors import MalformedEnvelope, Unsupported
 from jobpool.message.envelope import MAX_BODY_BYTES, decode
-from jobpool.message.names import check_queue
+from jobpool.message.names import is_queue
 from jobpool_backends.beanstalk.connection import Connection, number
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.records import from_bytes
@@ -162,8 +162,6 @@ class Inspector:
     # --- counts --------------------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        if not is_queue(queue):
-            return QueueStats()
         with self._connections.spare() as connection:
             [counts] = self._counts(connection, [queue])
             return replace(counts, oldest=self._age_of_next(connection, queue)) if counts.waiting else counts
@@ -181,9 +179,9 @@ class Inspector:
             return min(cap, sum(1 for _ in self._matching(connection, where)))
 
     def _each(self, connection: Connection, queue: str | None) -> list[tuple[str, QueueStats]]:
-        """Return the counts of each queue; of one name, if it can be a queue's."""
+        """Return the counts of each queue, or of one."""
         found = map(self._connections.address.queue, connection.tubes()) if queue is None else [queue]
-        names = sorted(name for name in found if name and is_queue(name))
+        names = sorted(filter(is_queue, found))
         return list(zip(names, self._counts(connection, names), strict=True))
 
     def _counts(self, connection: Connection, queues: Collection[str]) -> list[QueueStats]:
@@ -271,7 +269,7 @@ class Inspector:
 def foreign_queues(connection: Connection) -> list[str]:
     """Return the queues whose first jobs are all of other programs, sorted. Blocks for two round trips a tube."""
     foreign, found = [], map(connection.address.queue, connection.tubes())
-    for queue in sorted(name for name in found if name and is_queue(name)):
+    for queue in sorted(filter(is_queue, found)):
         connection.use(connection.address.tube(queue))
         peeked = map(connection.job, connection.burst([b"peek-ready", b"peek-delayed", b"peek-buried"]))
         jobs = [job for job in peeked if job is not None]
@@ -287,12 +285,3 @@ def require_dead(where: MessageFilter) -> None:
             "beanstalkd shows no messages that are alive (Capabilities.lists_live): look at their numbers in the"
             " queue's stats; dead letters can be listed"
         )
-
-
-def is_queue(name: str) -> bool:
-    """Return whether a queue can have this name: one that another program gave may even inject a command."""
-    try:
-        check_queue(name)
-    except InvalidJob:
-        return False
-    return True

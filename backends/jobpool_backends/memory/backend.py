@@ -64,8 +64,7 @@ class MemoryBackend(QueueBackend):
         self._keys = MemoryKeys(turn, store)
         self._claims = claims = MemoryClaims(turn, store)
         self._tidy = claims.tidy
-        self._inspector = inspector = _Inspector(turn, store)
-        self._results = _Results(turn, store)
+        self._inspector = self._results = inspector = _Inspector(turn, store)
         self._batches = store.batches
         self._evicted = inspector.evicted
         self._closers = (self._wake,)
@@ -197,12 +196,7 @@ class MemoryBackend(QueueBackend):
 
     def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         store = self._store
-        touch = {
-            Verb.DELETE: store.remove,
-            Verb.RETRY: store.retry,
-            Verb.RESUME: store.resume,
-            Verb.CANCEL: store.cancel,
-        }[verb]
+        touch = {"delete": store.remove, "retry": store.retry, "resume": store.resume, "cancel": store.cancel}[verb]
         with self._turn.step():
             matching = (one for one in store.matching(where) if one.handler or verb is not Verb.CANCEL)
             found = list(islice(matching, limit))
@@ -225,29 +219,8 @@ class MemoryBackend(QueueBackend):
         return [Finding("memory.place", Level.PROBLEM, found, why, mend)]
 
 
-class _Results:
-    """The part that looks for kept results."""
-
-    def __init__(self, turn: Turn, store: Store) -> None:
-        self._turn = turn
-        self._store = store
-
-    def get(self, idents: Sequence[str]) -> dict[str, bytes]:
-        with self._turn.step(looks=True):
-            found = {ident: self._store.results.get(ident, self._turn.now) for ident in idents}
-        return {ident: record for ident, record in found.items() if record is not None}
-
-    def wait(self, idents: Sequence[str], timeout: float) -> None:
-        with self._turn.step(looks=True):
-            if self._turn.closings:
-                raise BackendUnavailable("memory:// was closed here: open the backend again")
-            live = (self._store.by_id.get(ident) for ident in idents)
-            if all(entry is not None and entry.state is not State.DEAD for entry in live):
-                self._turn.wait(min(timeout, LONGEST_SLEEP))
-
-
 class _Inspector:
-    """The part that looks. Each call walks over the messages: a backend for tests."""
+    """The part that looks, for messages and for results. Each call walks over the messages: a backend for tests."""
 
     def __init__(self, turn: Turn, store: Store) -> None:
         self._turn = turn
@@ -291,3 +264,16 @@ class _Inspector:
                 self._store.tend(self._store.queues[entry.queue])
                 entry = self._store.by_id.get(ident)
             return shown(entry, self._turn.boot) if entry else None
+
+    def get(self, idents: Sequence[str]) -> dict[str, bytes]:
+        with self._turn.step(looks=True):
+            found = {ident: self._store.results.get(ident, self._turn.now) for ident in idents}
+        return {ident: record for ident, record in found.items() if record is not None}
+
+    def wait(self, idents: Sequence[str], timeout: float) -> None:
+        with self._turn.step(looks=True):
+            if self._turn.closings:
+                raise BackendUnavailable("memory:// was closed here: open the backend again")
+            live = (self._store.by_id.get(ident) for ident in idents)
+            if all(entry is not None and entry.state is not State.DEAD for entry in live):
+                self._turn.wait(min(timeout, LONGEST_SLEEP))

@@ -216,7 +216,7 @@ def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
 
 def is_meant(entry: Entry, where: MessageFilter, now: int) -> bool:
     age = now - (entry.died_at if entry.died_at is not None else entry.enqueued_at)
-    return matches(entry, where, age, entry.last_error, entry.cause, entry.forfeited)
+    return matches(shown(entry, boot=0), where, age, entry.last_error, entry.cause, entry.forfeited)
 
 
 def shown(entry: Entry, boot: int) -> Message:

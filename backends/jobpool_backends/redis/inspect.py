@@ -19,7 +19,7 @@ from operator import methodcaller
 from typing import NamedTuple
 
 from jobpool.broker.values import REMEMBER_CALLS, Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
-from jobpool.message.names import QUEUE_NAME
+from jobpool.message.names import is_queue
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.keyspace import CHANGE, EDIT, READ, STATS, WALK, Keyspace
 from jobpool_backends.redis.records import (
@@ -107,7 +107,7 @@ class Inspector:
     def names(self) -> list[str]:
         """Return the names of all queues that ever had a message, sorted."""
         names = map(_text, self._keys.link.call("SMEMBERS", self._keys.queues))
-        return sorted(filter(QUEUE_NAME.fullmatch, names))  # no others: they were written by hand
+        return sorted(filter(is_queue, names))  # no others: they were written by hand
 
     def count(self, where: MessageFilter, cap: int) -> int:
         if where == MessageFilter(queue=where.queue, states=where.states):

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 
 from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable
+from jobpool.message.results import Record
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.keyspace import AWAIT, LOOK, Keyspace
 from jobpool_backends.redis.records import places_by
@@ -97,8 +98,8 @@ class Results:
         queues = self._inspector.names() if self._keys.spread else [""]
         asked = [(ident, ("GET", self._keys.shared(queue, f"result:{ident}"))) for ident in idents for queue in queues]
         answers = self._keys.link.call_many([command for _, command in asked])
-        found = zip(asked, answers, strict=True)
-        return {ident: record for (ident, _), record in found if record is not None}
+        found = [(ident, record) for (ident, _), record in zip(asked, answers, strict=True) if record is not None]
+        return dict(sorted(found, key=lambda one: Record.read(one[1]).ended_at))  # of two jobs in two queues, the later
 
     def wait(self, idents: Sequence[str], timeout: float) -> None:
         found = self._inspector.places(idents)

@@ -132,10 +132,8 @@ class DeadLetterSearch:
 
 def touched(where: MessageFilter) -> list[State]:
     """Return the states in which these may be. Raises `Unsupported` to choose among waiting messages."""
-    # Only a dead letter has a reason.
-    states = [state for state in where.states if where.reason is None or state is State.DEAD]
-    whole = where == MessageFilter(queue=where.queue, states=where.states)
-    if State.WAITING in states and not whole:
+    states = [state for state in where.states if where.reason is None or state is State.DEAD]  # others have none
+    if State.WAITING in states and where != MessageFilter(queue=where.queue, states=where.states):
         raise Unsupported(
             "servicebus:// deletes waiting messages only all of a queue (Capabilities.keeps_records), never single"
             " ones: leave the filter out, or add `state:dead` or `state:delayed` to it"

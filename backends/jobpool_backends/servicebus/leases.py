@@ -257,7 +257,7 @@ class Waiter:
 
     async def _wait_one(self, client: QueueClient, deadline: float, stop: asyncio.Event) -> bool:
         def unwanted() -> bool:
-            return stop.is_set() or self._namespace.closed or client.closed
+            return stop.is_set() or self._namespace.closed
 
         while not unwanted():
             now = time.monotonic()

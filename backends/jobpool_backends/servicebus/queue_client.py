@@ -219,7 +219,6 @@ class QueueClient:
         self._kept: deque[Delivery] = deque()
         self._giving_back: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
-        self.closed = False
 
     async def take(self, most: int, deadline: float) -> list[Delivery]:
         """Return the messages of the queue now, `most` at most; first those that came during a wait. One round trip."""
@@ -280,7 +279,6 @@ class QueueClient:
 
     async def close(self) -> None:
         """Give back what is kept, and close all channels, at the same time."""
-        self.closed = True
         if self._giving_back is not None:
             self._giving_back.cancel()
         self.stop_waiting()

@@ -61,7 +61,7 @@ from jobpool.errors import OUTAGES, ConfigurationError, LeaseLost, Unsupported
 from jobpool.message.batches import NO_BATCHES, BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.names import check_identifier, check_queue, storable
+from jobpool.message.names import check_identifier, check_queue, is_queue, storable
 from jobpool.message.results import JobStatus
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
@@ -395,7 +395,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def stats(self, queue: str) -> QueueStats:
         """Return counts of one queue; O(1), or capped."""
-        return self._inspector.stats(storable(queue))
+        return self._inspector.stats(queue) if is_queue(queue) else QueueStats()
 
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted."""
@@ -409,12 +409,14 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
         """Return a page of messages, `limit` 1 to 1,000, in enqueue order, after the one with the cursor `after`."""
-        first = read_cursor(after)
-        return self._inspector.page(where or MessageFilter(), first, check_count(limit, "limit", 1, MAX_PAGE))
+        first, where = read_cursor(after), where or MessageFilter()
+        check_count(limit, "limit", 1, MAX_PAGE)
+        return [] if where.is_nowhere else self._inspector.page(where, first, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Return how many messages match, counted up to `cap` (from 1): an answer of `cap` means "at least"."""
-        return self._inspector.count(where, check_count(cap, "cap", 1, sys.maxsize))
+        check_count(cap, "cap", 1, sys.maxsize)
+        return 0 if where.is_nowhere else self._inspector.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to at most `limit` matching messages, oldest first; return how many changed. Call again until 0.
@@ -429,7 +431,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
             with suppress(*OUTAGES):  # of a lent key store, which must not hold this up
                 control.unmark_dead(self, where)
         states = tuple(state for state in verb.meets if not where.states or state in where.states)
-        return self._bulk(replace(where, states=states), verb, limit) if states else 0
+        return 0 if where.is_nowhere or not states else self._bulk(replace(where, states=states), verb, limit)
 
     def edit_many(self, edits: Sequence[Edit], call_id: str | None = None) -> list[Edited]:
         """Edit messages that wait or are delayed, each in one atomic conditional step; return an answer each, in order.
@@ -519,7 +521,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def evicted(self, queue: str) -> int:
         """Return how many dead letters of a queue its caps (`dead_max`, `dead_max_age`) have removed, ever."""
-        return self._evicted(storable(queue)) if self._evicted else 0
+        return self._evicted(queue) if self._evicted and is_queue(queue) else 0
 
     def ping(self) -> None:
         """Ask the broker for a sign of life."""

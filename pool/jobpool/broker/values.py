@@ -14,7 +14,7 @@ from msgspec.structs import asdict, force_setattr
 
 from jobpool.errors import LONGEST_WAIT_S, ConfigurationError
 from jobpool.message.death import Death
-from jobpool.message.names import storable
+from jobpool.message.names import is_queue, storable
 from jobpool.message.printable import hides
 from jobpool.message.units import check_number
 
@@ -222,10 +222,15 @@ class MessageFilter(Struct, frozen=True):
             if getattr(self, name) is not None:
                 age = check_number(getattr(self, name), name)
                 force_setattr(self, name, max(-LONGEST_WAIT_S, min(age, LONGEST_WAIT_S)))
-        for name in ("queue", "handler", "reason", "text"):
+        for name in ("handler", "reason", "text"):
             if getattr(self, name) is not None:
                 force_setattr(self, name, storable(getattr(self, name)))
         force_setattr(self, "ids", tuple(map(storable, self.ids)))
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Return whether it names what cannot be a queue, so that no broker is asked for it."""
+        return self.queue is not None and not is_queue(self.queue)
 
 
 class Verb(StrEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from typing import TypeGuard
 
 from jobpool.errors import InvalidJob
 
@@ -15,9 +16,14 @@ MAX_NAMED = 10  # known words that an error lists
 LONGEST_NAME = 255  # characters in a handler's name, a job's name, an idempotency key or a concurrency key
 
 
+def is_queue(name: object) -> TypeGuard[str]:
+    """Return whether a queue can have this name: one that another program gave may even inject a command."""
+    return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
+
+
 def check_queue(queue: object) -> str:
     """Return `queue`, or raise `InvalidJob` naming what a queue name may hold."""
-    if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
+    if not is_queue(queue):
         raise InvalidJob(
             f"queue name {_shown(queue)} is refused: 1 to 100 letters, digits, '.', '_' or '-',"
             " starting with a letter or digit"

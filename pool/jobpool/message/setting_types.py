@@ -17,7 +17,7 @@ from jobpool.message.allowances import LARGEST_BODY, LONGEST_CALL
 from jobpool.message.control_groups import group_files
 from jobpool.message.definition import check_result_ttl
 from jobpool.message.guards import MOST_LINES, MOST_PLACES
-from jobpool.message.names import QUEUE_NAME, check_queue
+from jobpool.message.names import check_queue, is_queue
 from jobpool.message.units import parse_duration, parse_size
 
 Parsed = TypeVar("Parsed")
@@ -132,7 +132,7 @@ def parse_words(value: object, parsers: Mapping[str, Callable[[Any], Any]]) -> t
 
 
 def parse_pool_name(value: object) -> str:
-    if not isinstance(value, str) or not QUEUE_NAME.fullmatch(value):
+    if not is_queue(value):
         raise ValueError(f"{value!r} is not a name: 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first")
     return value
 

@@ -276,9 +276,9 @@ def test_what_is_no_name_of_a_queue_is_never_part_of_a_command(rig: Rig) -> None
     rig.bury(died("a"))
     for name in ("no queue", "x\r\nkick 9", "-x", "", "ü", "x" * 300):
         where = MessageFilter(queue=name)
-        assert rig.inspector.stats(name) == QueueStats(), name
-        assert rig.inspector.page(where, 0, 9) == [], name
-        assert rig.inspector.count(where, 9) == rig.inspector.count(MessageFilter(queue=name, text="a"), 9) == 0
+        assert rig.admin.stats(name) == QueueStats(), name
+        assert rig.admin.list_messages(where) == [], name
+        assert rig.admin.count(where) == rig.admin.count(MessageFilter(queue=name, text="a")) == 0
         assert {rig.admin.bulk(where, verb, limit=9) for verb in Verb if verb is not Verb.CANCEL} == {0}, name
     assert rig.counts() == (0, 0, 0, 1)
 

@@ -20,7 +20,11 @@ DECLARE
 BEGIN
     FOR one IN  -- in one order for all, so that no two wait for each other
         SELECT n.* FROM unnest(ids, given, queues, unique_keys) WITH ORDINALITY AS n (id, given, queue, key, place)
-        WHERE n.key IS NOT NULL ORDER BY n.queue COLLATE "C", n.key COLLATE "C", n.place
+        WHERE n.key IS NOT NULL
+        ORDER BY n.queue COLLATE "C", n.key COLLATE "C",
+            -- first those with known ids, which add nothing and so have no other's key
+            NOT EXISTS (SELECT FROM {schema}.messages m WHERE m.id = n.id)
+            AND NOT EXISTS (SELECT FROM {schema}.ended e WHERE n.given AND e.id = n.id AND e.until > now), n.place
     LOOP
         asked := one.id;
         IF claimed_name = one.queue || ' ' || one.key THEN

@@ -8,24 +8,26 @@ BEGIN
 END $$;
 
 -- Called when messages have been added. Takes away those whose ids, chosen by their producers, are remembered; returns
--- how many. Of the others it drops earlier results. Rings for the queues that have something to fetch. It is done afterwards because an id may have ended just
--- now. Then the unique index has made us wait for that end, and only a later look sees it.
+-- how many. Of the jobs that are left it drops the results of earlier ones with their ids. Rings for the queues that
+-- have something to fetch. It is done afterwards because an id may have ended just now. Then the unique index has made
+-- us wait for that end, and only a later look sees it.
 CREATE OR REPLACE FUNCTION {schema}.finish_enqueue(chosen text[], ready text[], now bigint, eager boolean DEFAULT false)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
-    known text[] := '{}';
+    known integer := 0;
 BEGIN
     IF cardinality(chosen) > 0 THEN
-        known := ARRAY(
+        DELETE FROM {schema}.messages WHERE id = ANY (ARRAY(
             SELECT e.id FROM unnest(chosen) AS ident, LATERAL (
-                SELECT x.id, x.until FROM {schema}.ended x WHERE x.id = ident OFFSET 0) e WHERE e.until > now);
-        DELETE FROM {schema}.messages WHERE id = ANY (known);
-        DELETE FROM {schema}.results WHERE id = ANY (chosen) AND id <> ALL (known);
+                SELECT x.id, x.until FROM {schema}.ended x WHERE x.id = ident OFFSET 0) e WHERE e.until > now));
+        GET DIAGNOSTICS known = ROW_COUNT;
+        DELETE FROM {schema}.results r WHERE r.id = ANY (chosen) AND EXISTS (
+            SELECT FROM {schema}.messages m WHERE m.id = r.id AND m.state < 4);
     END IF;
     IF cardinality(ready) > 0 THEN
         PERFORM {schema}.ring(ready, eager);
     END IF;
-    RETURN cardinality(known);
+    RETURN known;
 END $$;
 
 -- Add messages in this order, except those whose id is known. `dues`: microseconds of Unix time, NULL = now.

@@ -133,7 +133,7 @@ end
 -- a batch that is not open: then nothing was added.
 local function add(queues, names, words, at, count, refused, brought)
     local ids, given, remembered, moves, news, mores, taken, existing, joined = {}, {}, {}, {}, {}, {}, {}, {}, {}
-    local results = {}
+    local results, stale = {}, {}
     for i = 1, count do
         ids[i] = words[at + i - 1]
         local due_at = at + count + 5 * i - 3
@@ -173,14 +173,13 @@ local function add(queues, names, words, at, count, refused, brought)
                     return more.batch
                 end
                 seq = seq + 1
-                if results[id] then
-                    call('DEL', results[id])
-                end
+                push(stale, results[id])
                 note_new(news, names, id, seq, words, from, more)
                 push(moved, moves[i])
             end
         end
     end
+    many('DEL', stale[1], stale)
     call('SET', LEAD.last, digits(seq))
     for number, new in pairs(news) do
         write_new(queues[number], names[number], new)

@@ -148,6 +148,7 @@ local function write(q, work)
     for i, place in ipairs(ask('HMGET', q.ids, work.moved_ids)) do
         if place and sub(place, 1, 19) == work.moved[i] then -- it goes by an outbox
             push(work.ids, work.moved_ids[i])
+            push(work.given, work.moved_ids[i]) -- for a repeat of its enqueue, which looks only here
         end
     end
     for _, result in ipairs(work.results) do
