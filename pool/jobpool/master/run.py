@@ -231,20 +231,24 @@ def _master(
         inbox=inbox,
         fetch_thread=FetchThread(backend, settings.queues, settings.ttl, inspector, inbox, limits_of(settings)),
         settle_thread=settle_thread,
-        publisher=Publisher(
-            board,
-            Masker(settings.history.mask).text,
-            name=settings.name,
-            version=__version__,
-            queues=" ".join(settings.queue_names),
-            backend=redact(settings.backend),
-            broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
-            reap_interval=settle_thread.reap_every,
-        ),
+        publisher=_publisher(settings, board, settle_thread.reap_every),
         serves=partial(_tell_queues, settings, board, neighbourhood),
         telemetry=telemetry,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
         version=__version__,
+    )
+
+
+def _publisher(settings: Settings, board: Scoreboard, reap_every: float) -> Publisher:
+    return Publisher(
+        board,
+        Masker(settings.history.mask).text,
+        name=settings.name,
+        version=__version__,
+        queues=" ".join(settings.queue_names),
+        backend=redact(settings.backend),
+        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
+        reap_interval=reap_every,
     )
 
 
