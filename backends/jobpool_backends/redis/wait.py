@@ -22,6 +22,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable
@@ -99,7 +100,9 @@ class Results:
         asked = [(ident, ("GET", self._keys.shared(queue, f"result:{ident}"))) for ident in idents for queue in queues]
         answers = self._keys.link.call_many([command for _, command in asked])
         found = [(ident, record) for (ident, _), record in zip(asked, answers, strict=True) if record is not None]
-        return dict(sorted(found, key=lambda one: Record.read(one[1]).ended_at))  # of two jobs in two queues, the later
+        if self._keys.spread:
+            found.sort(key=lambda one: _ended_at(one[1]))  # of two jobs in two queues, the later is kept below
+        return dict(found)
 
     def wait(self, idents: Sequence[str], timeout: float) -> None:
         found = self._inspector.places(idents)
@@ -115,3 +118,9 @@ class Results:
             self._keys.link.wait_pop([self._keys.one(queue, f"told:{token}") for queue in queues], timeout)
         finally:
             self._tokens.append(token)
+
+
+def _ended_at(record: bytes) -> float:
+    with suppress(ValueError):  # changed by hand
+        return Record.read(record).ended_at
+    return 0.0
