@@ -63,7 +63,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     and SIGTTOU add and remove a worker process. SIGQUIT logs the stack of each.
     """
     early = _EarlyStop()
-    _take_early(early, signal.SIGTERM, signal.SIGINT)
+    _take_early(ctx, early, signal.SIGTERM, signal.SIGINT)
     mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
     if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
@@ -73,7 +73,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     if ctx.obj is None:  # a witness counts this process's descriptors
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     linux.ends_with_terminal()  # looked for while it is there
-    _take_early(_hang_up, signal.SIGHUP)
+    _take_early(ctx, _hang_up, signal.SIGHUP)
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
@@ -94,7 +94,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    early.keep_looking()
+    early.keep_looking(ctx)
     _leave(_serve(pool, lines if progress else None, ctx.obj))
 
 
@@ -113,11 +113,12 @@ def _tell_default(pool: Settings, config: ConfigFile) -> None:
         log.info("no backend is configured", extra={"fields": fields})
 
 
-def _take_early(handler: Callable[..., object], *numbers: signal.Signals) -> None:
-    """Handle these signals until the pool takes them."""
+def _take_early(ctx: click.Context, handler: Callable[..., object], *numbers: signal.Signals) -> None:
+    """Handle these signals until the pool takes them, or the command ends."""
     with contextlib.suppress(ValueError):  # elsewhere than on the main thread
         for number in numbers:
-            signal.signal(number, handler)
+            before = signal.signal(number, handler)
+            ctx.call_on_close(partial(signal.signal, number, before or signal.SIG_DFL))
 
 
 def _hang_up(*_: object) -> None:
@@ -144,10 +145,11 @@ class _EarlyStop:
         self.came.add(number)
         raise SystemExit(0)
 
-    def keep_looking(self) -> None:
-        with contextlib.suppress(ValueError):  # as above
-            signal.signal(signal.SIGALRM, self._look)
+    def keep_looking(self, ctx: click.Context) -> None:
+        _take_early(ctx, self._look, signal.SIGALRM)
+        if signal.getsignal(signal.SIGALRM) == self._look:
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S, LOOK_AGAIN_S)
+            ctx.call_on_close(partial(signal.setitimer, signal.ITIMER_REAL, 0.0))
 
     def _look(self, *_: object) -> None:
         if signal.getsignal(signal.SIGTERM) is not self:

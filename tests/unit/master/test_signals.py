@@ -7,10 +7,11 @@ import signal
 import sys
 import time
 
+import click
 import pytest
 from support.waiting import wait_until
 
-from jobpool.cli.run import _EarlyStop
+from jobpool.cli.run import _EarlyStop, _take_early
 from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool.master.events import SignalCame
 from jobpool.master.inbox import Signals
@@ -76,22 +77,22 @@ def test_an_early_signal_whose_exception_was_ignored_ends_the_next_call_or_is_pa
 
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
     early = _EarlyStop()
-    before = {number: signal.signal(number, early) for number in (signal.SIGTERM, signal.SIGINT)}
-    before[signal.SIGALRM] = signal.getsignal(signal.SIGALRM)
+    ours = signal.SIGTERM, signal.SIGINT, signal.SIGALRM
+    before = [*map(signal.getsignal, ours)]
     signals = Signals()
-    try:
-        early.keep_looking()
+    with click.Context(click.Command("run")) as ctx:
+        _take_early(ctx, early, *ours[:2])
+        early.keep_looking(ctx)
         Raising()
-        with pytest.raises(SystemExit):
-            time.sleep(10.0)
-        signals.install()
-        wait_until(lambda: signal.getitimer(signal.ITIMER_REAL)[0] == 0.0)  # it looks no more
-        assert signals.read() == [SignalCame(signal.SIGTERM)]
-        with pytest.raises(SystemExit):
-            early(signal.SIGINT, None)
-    finally:
-        signals.close()
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        try:
+            with pytest.raises(SystemExit):
+                time.sleep(10.0)
+            signals.install()
+            wait_until(lambda: signal.getitimer(signal.ITIMER_REAL)[0] == 0.0)  # it looks no more
+            assert signals.read() == [SignalCame(signal.SIGTERM)]
+            with pytest.raises(SystemExit):
+                early(signal.SIGINT, None)
+        finally:
+            signals.close()
+    assert [*map(signal.getsignal, ours)] == before
     assert "SystemExit" not in capfd.readouterr().err
