@@ -10,10 +10,12 @@ was meant for the process that had the number before. It ends with status 0 if e
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from jobpool_torture.processes import is_alive
@@ -119,7 +121,10 @@ def main(folder: Path) -> None:
         harmed, other = pools = [rig.start_pool("--max-crashes", "0", "--kill-grace", "0.3") for _ in range(2)]
         for pool in pools:
             pool.wait_ready(2)
-        other.send(signal.SIGSTOP)  # what this one would run cannot be foreseen
+        with closing(sqlite3.connect(folder / "jobpool.db", LIMIT)) as database:
+            database.execute("BEGIN IMMEDIATE")  # so that the one which stops does not hold the lock for good
+            other.send(signal.SIGSTOP)  # what this one would run cannot be foreseen
+            wait_until(lambda: Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", LIMIT)
         children_under_a_deadline(rig, harmed, strangers)
         a_fork_server_and_its_children(harmed, strangers)
         a_reload_and_fewer_children(harmed, strangers)
