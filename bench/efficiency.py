@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
 def run(plan: Plan) -> Section:
     """Run interleaved; each pool run stands between two bare runs, so drift of the machine falls out."""
-    jobs = plan.pick(200, 100, 4)
+    jobs = plan.pick(800, 100, 4)  # of 200, the first and the last ones weigh two per cent
     loops = _loops(jobs)
     bare = [_bare(jobs, loops)]
     pools: dict[str, list[Sample]] = {"memory://": [], "sqlite://": []}
