@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from answering import answering
 from redis_rig import linked
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, at
 from support.servers import RedisServer, free_port, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.tables import row
@@ -174,6 +174,21 @@ def test_a_full_memory(start: Start) -> None:
             assert "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory" in text
             link.call("CONFIG", "SET", "maxmemory", 0)
             assert write() == b"OK"
+
+
+def test_a_full_memory_takes_no_job_of_any_kind(start: Start) -> None:
+    """A script may add anything behind a command that removes, so its first write must be one that adds."""
+    server = start()
+    with linked(server) as link, closing(open_backend(server.url)) as backend:
+        post = Jobs(backend=backend).queue(QUEUE).post
+        link.call("CONFIG", "SET", "maxmemory", 1)
+        for fields in ({}, {"identifier": "1"}, {"unique": True, "idempotency_key": "a"}, {"scheduled_at": at(2e9)}):
+            for count in (1, 2):
+                with row(fields, count):
+                    told(WriteRefused, partial(backend.enqueue_many, [a_job(**fields)] * count))
+        told(WriteRefused, lambda: post([{}]))
+        link.call("CONFIG", "SET", "maxmemory", 0)
+        assert backend.queues() == []
 
 
 def test_a_replica_takes_no_writes_and_its_connections_are_thrown_away(start: Start) -> None:
