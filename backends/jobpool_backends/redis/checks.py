@@ -21,10 +21,12 @@ _EVICTION, _MEMORY, _PERSISTENCE, _REPLICATION, _WRITES = (
     f"redis.{check}" for check in ("eviction", "memory", "persistence", "replication", "writes")
 )
 _TRIAL = Script("""
-for _, write in ipairs({{'SET', '1', 'PX', 1000}, {'HSET', 'a', 1}, {'ZADD', 1, 'a'}, {'RPUSH', 'a'}, {'SADD', 'a'}}) do
+for _, write in ipairs({{'SET', '1', 'PX', 1000}, {'HSET', 'a', 1}, {'ZADD', 1, 'a'}, {'SADD', 'a'}}) do
     redis.call(write[1], KEYS[1], unpack(write, 2))
     redis.call('DEL', KEYS[1])
 end
+redis.call('RPUSH', KEYS[1], 'a')
+redis.call('PEXPIRE', KEYS[1], 1000)
 """)
 _SILENT = Finding(_WRITES, Level.PROBLEM, "no answer", "its queues stand still", "bring it back")
 _NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
@@ -68,9 +70,11 @@ def diagnose(link: Link) -> list[Finding]:
 
 
 def try_to_write(link: Link, prefix: str) -> list[Finding]:
-    """Write a key of each kind and remove it again; return what came of it, nothing for a replica."""
+    """Write a key of each kind and remove it, the last by a wait; return what came of it, nothing for a replica."""
+    key = f"{prefix}:trial:{secrets.token_hex(8)}"
     try:
-        link.run(_TRIAL, [f"{prefix}:trial:{secrets.token_hex(8)}"], ())
+        link.run(_TRIAL, [key], ())
+        link.wait_pop([key], 0.0)
     except (AccessRefused, WriteRefused) as error:
         found, _, mend = str(error).removesuffix("; nothing was changed").rpartition(": ")
         why = "nothing can be enqueued" + (" or fetched" if isinstance(error, AccessRefused) else "")
