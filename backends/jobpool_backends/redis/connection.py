@@ -355,7 +355,7 @@ def _broken(error: ConnectionError, place: Endpoint) -> tuple[Meaning, bool]:
     if cause is None or cause.errno in HUNG_UP or isinstance(cause, ssl.SSLError):
         hint = "if the port wants TLS, write rediss://"
         if place.tls is not None:
-            hint = "if it wants a certificate of ours, give ssl_certfile; if the port speaks no TLS, write redis://"
+            hint = "if it wants a certificate, give one that it trusts as ssl_certfile; if it speaks no TLS, write redis://"
         return wait(f"closed the connection: it was stopped or restarted, or it is full (see its log); {hint}"), True
     no_socket = _NO_SOCKET.get(cause.errno or 0)
     way = unreached(cause, "Redis") or no_socket or f"cannot be reached: {cause.strerror or cause}"
@@ -367,10 +367,11 @@ def _tls_trouble(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message.rstrip(".")
         return (
-            f"shows a certificate that is not accepted ({why}): name its authority with ssl_ca_certs, or mend the host"
+            f"shows a certificate that is not accepted ({why}): renew it, name its authority with ssl_ca_certs, or mend"
+            " the host"
         )
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return "speaks no TLS: write redis:// instead, or name its TLS port"
     if "CERTIFICATE" in reason or "ALERT_UNKNOWN_CA" in reason:  # the server refuses our certificate
-        return f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
+        return f"accepts no certificate of ours ({reason}): give it one that it trusts as ssl_certfile and ssl_keyfile"
     return f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"

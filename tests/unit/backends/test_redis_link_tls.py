@@ -93,7 +93,7 @@ def test_both_sides_are_known_and_the_host_unless_told_otherwise(certificates: C
 def test_who_is_not_trusted_is_not_talked_to(certificates: Certificates, port: int) -> None:
     for authority in ({}, {"ssl_ca_certs": certificates.path("stranger.crt")}):
         with pytest.raises(
-            ConfigurationError, match=r"shows a certificate that is not accepted \(.*\): name its auth"
+            ConfigurationError, match=r"shows a certificate that is not accepted \(.*\): renew it, name its auth"
         ) as told:
             ask(f"rediss://:{PASSWORD}@localhost:{port}", **authority, **ours(certificates))
         assert f"Redis at localhost:{port}" in str(told.value)
