@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from redis.exceptions import ResponseError
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, WriteRefused
@@ -58,11 +57,9 @@ def diagnose(link: Link) -> list[Finding]:
         if isinstance(info, BackendUnavailable):
             found.setdefault(_SILENT, []).append(title)
             continue
-        config = None
-        if not any(isinstance(answer, ResponseError) for answer in answers):
-            pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]
-            config = {name.decode(): value.decode() for name, value in pairs}
-        facts = Facts(_read_info(info), config)
+        pairs = (pair for pair in settings if isinstance(pair, list) and len(pair) == 2)
+        config = {name.decode(): value.decode() for name, value in pairs}
+        facts = Facts(_read_info(info), config or None)
         require_version(title, facts.info)
         for finding in judge(facts):
             found.setdefault(finding, []).append(title)
@@ -76,7 +73,7 @@ def try_to_write(link: Link, prefix: str) -> list[Finding]:
         link.run(_TRIAL, [key], ())
         link.wait_pop([key], 0.0)
     except (AccessRefused, WriteRefused) as error:
-        found, _, mend = str(error).removesuffix("; nothing was changed").rpartition(": ")
+        found, _, mend = str(error).removesuffix("; nothing was changed").partition(": ")
         why = "nothing can be enqueued" + (" or fetched" if isinstance(error, AccessRefused) else "")
         return [Finding(_WRITES, Level.PROBLEM, found, why, mend)]
     except BackendUnavailable:
@@ -181,7 +178,9 @@ def _read_info(answer: object) -> dict[str, str]:
 
 
 def require_version(title: str, info: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` when what INFO says is of a server that is too old."""
+    """Raise `ConfigurationError` when what INFO says is of a server that is too old, or of a sentinel."""
+    if info.get("redis_mode") == "sentinel":
+        raise ConfigurationError(f"{title} is a sentinel: write redis+sentinel://host:26379/SERVICE instead")
     if _version(info) < (6, 2):
         version = info["redis_version"]
         raise ConfigurationError(f"{title} is version {version}, and jobpool needs Redis 6.2 or later: upgrade it")

@@ -213,7 +213,7 @@ def test_config_and_info_may_be_forbidden(link_to: Any) -> None:
     link.call("ACL", "SETUSER", "default", "+config", "-info")
     assert {finding.check: finding.level for finding in diagnose(link)} == {
         "redis.eviction": Level.NOTE,
-        "redis.persistence": Level.WARNING,
+        "redis.persistence": Level.OK,
     }
 
 
@@ -267,3 +267,8 @@ def test_a_server_that_is_too_old_is_refused(link_to: Any) -> None:
         text = rf"Redis at here is version {version}, and jobpool needs Redis 6.2 or later: upgrade it"
         with row(version), pytest.raises(ConfigurationError, match=text):
             require_version("Redis at here", {"redis_version": version})
+
+
+def test_a_sentinel_is_not_a_server() -> None:
+    with pytest.raises(ConfigurationError, match=r"Redis at here is a sentinel: write redis\+sentinel://"):
+        require_version("Redis at here", {"redis_version": "7.0.15", "redis_mode": "sentinel"})
