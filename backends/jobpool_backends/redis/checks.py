@@ -52,8 +52,7 @@ def check_version(link: Link) -> None:
 def diagnose(link: Link) -> list[Finding]:
     """Return the findings of all servers; one that several share comes once, with all their names."""
     found: dict[Finding, list[str]] = {}
-    for title, answers in link.survey(_ASK):
-        info, *settings = answers
+    for title, [info, *settings] in link.survey(_ASK):
         if isinstance(info, BackendUnavailable):
             found.setdefault(_SILENT, []).append(title)
             continue
