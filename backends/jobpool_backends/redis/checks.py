@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from redis.exceptions import ResponseError
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, WriteRefused
@@ -21,10 +20,12 @@ _EVICTION, _MEMORY, _PERSISTENCE, _REPLICATION, _WRITES = (
     f"redis.{check}" for check in ("eviction", "memory", "persistence", "replication", "writes")
 )
 _TRIAL = Script("""
-for _, write in ipairs({{'SET', '1', 'PX', 1000}, {'HSET', 'a', 1}, {'ZADD', 1, 'a'}, {'RPUSH', 'a'}, {'SADD', 'a'}}) do
+for _, write in ipairs({{'SET', '1', 'PX', 1000}, {'HSET', 'a', 1}, {'ZADD', 1, 'a'}, {'SADD', 'a'}}) do
     redis.call(write[1], KEYS[1], unpack(write, 2))
     redis.call('DEL', KEYS[1])
 end
+redis.call('RPUSH', KEYS[1], 'a')
+redis.call('PEXPIRE', KEYS[1], 1000)
 """)
 _SILENT = Finding(_WRITES, Level.PROBLEM, "no answer", "its queues stand still", "bring it back")
 _NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
@@ -51,16 +52,13 @@ def check_version(link: Link) -> None:
 def diagnose(link: Link) -> list[Finding]:
     """Return the findings of all servers; one that several share comes once, with all their names."""
     found: dict[Finding, list[str]] = {}
-    for title, answers in link.survey(_ASK):
-        info, *settings = answers
+    for title, [info, *settings] in link.survey(_ASK):
         if isinstance(info, BackendUnavailable):
             found.setdefault(_SILENT, []).append(title)
             continue
-        config = None
-        if not any(isinstance(answer, ResponseError) for answer in answers):
-            pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]
-            config = {name.decode(): value.decode() for name, value in pairs}
-        facts = Facts(_read_info(info), config)
+        pairs = (pair for pair in settings if isinstance(pair, list) and len(pair) == 2)
+        config = {name.decode(): value.decode() for name, value in pairs}
+        facts = Facts(_read_info(info), config or None)
         require_version(title, facts.info)
         for finding in judge(facts):
             found.setdefault(finding, []).append(title)
@@ -68,11 +66,13 @@ def diagnose(link: Link) -> list[Finding]:
 
 
 def try_to_write(link: Link, prefix: str) -> list[Finding]:
-    """Write a key of each kind and remove it again; return what came of it, nothing for a replica."""
+    """Write a key of each kind and remove it, the last by a wait; return what came of it, nothing for a replica."""
+    key = f"{prefix}:trial:{secrets.token_hex(8)}"
     try:
-        link.run(_TRIAL, [f"{prefix}:trial:{secrets.token_hex(8)}"], ())
+        link.run(_TRIAL, [key], ())
+        link.wait_pop([key], 0.0)
     except (AccessRefused, WriteRefused) as error:
-        found, _, mend = str(error).removesuffix("; nothing was changed").rpartition(": ")
+        found, _, mend = str(error).removesuffix("; nothing was changed").partition(": ")
         why = "nothing can be enqueued" + (" or fetched" if isinstance(error, AccessRefused) else "")
         return [Finding(_WRITES, Level.PROBLEM, found, why, mend)]
     except BackendUnavailable:
@@ -177,7 +177,9 @@ def _read_info(answer: object) -> dict[str, str]:
 
 
 def require_version(title: str, info: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` when what INFO says is of a server that is too old."""
+    """Raise `ConfigurationError` when what INFO says is of a server that is too old, or of a sentinel."""
+    if info.get("redis_mode") == "sentinel":
+        raise ConfigurationError(f"{title} is a sentinel: write redis+sentinel://host:26379/SERVICE instead")
     if _version(info) < (6, 2):
         version = info["redis_version"]
         raise ConfigurationError(f"{title} is version {version}, and jobpool needs Redis 6.2 or later: upgrade it")

@@ -284,14 +284,15 @@ _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
         "has no database of this number: choose one below its setting `databases` (16 unless it was changed)"
     ),
     "SELECT is not allowed in cluster mode": _WRITE_CLUSTER,
+    "hash to the same slot": _WRITE_CLUSTER,
     "cluster support disabled": mend("is not a node of a cluster: write redis:// instead"),
+    "'SENTINEL'": mend("is not a sentinel: name the sentinels' own port, or write redis:// instead"),
     "unknown command": _TOO_OLD,
-    "Unknown Redis command called from": _TOO_OLD,
-    "Unknown command called from": _TOO_OLD,
+    "command called from": _TOO_OLD,
     "unauthenticated": _GIVE_THE_PASSWORD,  # the answer to a long command, which is not read so far as to its name
     "without any password configured": _TAKE_OUT_THE_PASSWORD,
     "no password is set": _TAKE_OUT_THE_PASSWORD,
-    "attempted to access a non local key": _MOVING,
+    "access a non local key": _MOVING,
     "user executing the script can't": _GRANT,
     "ACL failure in script": _GRANT,
 }
@@ -355,22 +356,19 @@ def _broken(error: ConnectionError, place: Endpoint) -> tuple[Meaning, bool]:
     if cause is None or cause.errno in HUNG_UP or isinstance(cause, ssl.SSLError):
         hint = "if the port wants TLS, write rediss://"
         if place.tls is not None:
-            hint = "if it wants a certificate of ours, give ssl_certfile; if the port speaks no TLS, write redis://"
+            hint = "if it wants a certificate, give one that it trusts as ssl_certfile; if it speaks no TLS, write redis://"
         return wait(f"closed the connection: it was stopped or restarted, or it is full (see its log); {hint}"), True
-    no_socket = _NO_SOCKET.get(cause.errno or 0)
-    way = unreached(cause, "Redis") or no_socket or f"cannot be reached: {cause.strerror or cause}"
-    return wait(way), False
+    known = unreached(cause, "Redis") or _NO_SOCKET.get(cause.errno or 0)
+    return wait(known or f"cannot be reached: {cause.strerror or cause}"), False
 
 
 def _tls_trouble(error: ssl.SSLError) -> str:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message.rstrip(".")
-        return (
-            f"shows a certificate that is not accepted ({why}): name its authority with ssl_ca_certs, or mend the host"
-        )
+        return f"shows no valid certificate ({why}): renew it, name its authority with ssl_ca_certs, or mend the host"
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return "speaks no TLS: write redis:// instead, or name its TLS port"
     if "CERTIFICATE" in reason or "ALERT_UNKNOWN_CA" in reason:  # the server refuses our certificate
-        return f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
+        return f"accepts no certificate of ours ({reason}): give it one that it trusts as ssl_certfile and ssl_keyfile"
     return f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"

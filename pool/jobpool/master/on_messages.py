@@ -47,7 +47,7 @@ OUTAGE_TEXTS: dict[type[JobpoolError], str] = {
 
 NOT_OURS = (
     "the broker does not hold it for this pool any more: its lease had ended, others settled or deleted it, or the"
-    " broker was flushed or restored"
+    " broker was flushed, restored or failed over"
 )
 REMEMBER_BROKEN_S = 30.0  # seconds within which the fetch is taken in that brought a lease which broke meanwhile
 

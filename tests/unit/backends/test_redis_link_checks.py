@@ -213,21 +213,22 @@ def test_config_and_info_may_be_forbidden(link_to: Any) -> None:
     link.call("ACL", "SETUSER", "default", "+config", "-info")
     assert {finding.check: finding.level for finding in diagnose(link)} == {
         "redis.eviction": Level.NOTE,
-        "redis.persistence": Level.WARNING,
+        "redis.persistence": Level.OK,
     }
 
 
-def test_a_user_who_may_only_read_and_a_full_server_take_no_writes(link_to: Any) -> None:
+def test_a_user_who_may_not_write_or_wait_and_a_full_server_take_no_writes(link_to: Any) -> None:
     link = link_to(DURABLE)
     [well] = try_to_write(link, "jobpool")
     assert well.level is Level.OK
     assert link.call("DBSIZE") == 0, "nothing is left behind"
-    link.call("ACL", "SETUSER", "reads", "on", ">secret", "~*", "+@all", "-@write")
-    there = ServerLink(replace(link.place, username="reads", password="secret"))
-    [lacking] = try_to_write(there, "jobpool")
-    there.close()
-    assert lacking.level is Level.PROBLEM
-    assert lacking.mend.startswith("grant it the commands and the keys (")
+    for right in ("@write", "blpop"):
+        link.call("ACL", "SETUSER", "few", "reset", "on", ">secret", "~*", "+@all", f"-{right}")
+        there = ServerLink(replace(link.place, username="few", password="secret"))
+        [lacking] = try_to_write(there, "jobpool")
+        there.close()
+        assert lacking.level is Level.PROBLEM, right
+        assert lacking.mend.startswith("grant it the commands and the keys ("), right
     link.call("CONFIG", "SET", "maxmemory", 1)
     [full] = try_to_write(link, "jobpool")
     assert full.mend.startswith("raise maxmemory")
@@ -266,3 +267,8 @@ def test_a_server_that_is_too_old_is_refused(link_to: Any) -> None:
         text = rf"Redis at here is version {version}, and jobpool needs Redis 6.2 or later: upgrade it"
         with row(version), pytest.raises(ConfigurationError, match=text):
             require_version("Redis at here", {"redis_version": version})
+
+
+def test_a_sentinel_is_not_a_server() -> None:
+    with pytest.raises(ConfigurationError, match=r"Redis at here is a sentinel: write redis\+sentinel://"):
+        require_version("Redis at here", {"redis_version": "7.0.15", "redis_mode": "sentinel"})

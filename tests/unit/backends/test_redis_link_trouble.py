@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from answering import answering
+from redis.exceptions import ResponseError
 from redis_rig import linked
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, at
 from support.servers import RedisServer, free_port, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.tables import row
@@ -27,7 +28,7 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.redis.address import Address, read_address
-from jobpool_backends.redis.connection import Endpoint
+from jobpool_backends.redis.connection import Endpoint, explain
 from jobpool_backends.redis.connections import Link, Script, ServerLink
 from jobpool_backends.shared import DeadCaps
 from jobpool_torture.network import Proxy
@@ -131,6 +132,20 @@ def test_a_node_of_a_cluster_is_not_a_server_by_itself(start: Start) -> None:
         assert "is a node of a cluster: write redis+cluster://" in told(ConfigurationError, lambda: link.call("PING"))
     with linked(server) as link:
         assert "says that its cluster is down: bring" in told(BackendUnavailable, lambda: link.call("GET", "key"))
+        link.call("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: b"cluster_state:ok" in link.call("CLUSTER", "INFO"), what="it serves all slots")
+        for call in (lambda: link.call("EXISTS", "one", "two"), lambda: link.run(WRITE, ["one", "two"], ["x"])):
+            assert "is a node of a cluster: write redis+cluster://" in told(ConfigurationError, call)
+
+
+def test_a_slot_that_moves_is_told_as_each_server_says_it() -> None:
+    for says in (
+        "Script attempted to access a non local key in a cluster node script: on @user_script:287.",
+        "Attempted to access a non local key in a cluster node script: on @user_script:287.",  # Valkey 9
+    ):
+        error = explain(ResponseError(says), Endpoint()).error
+        assert isinstance(error, BackendUnavailable)
+        assert "is moving these keys to another node" in str(error)
 
 
 def test_nobody_is_there(tmp_path: Path) -> None:
@@ -174,6 +189,21 @@ def test_a_full_memory(start: Start) -> None:
             assert "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory" in text
             link.call("CONFIG", "SET", "maxmemory", 0)
             assert write() == b"OK"
+
+
+def test_a_full_memory_takes_no_job_of_any_kind(start: Start) -> None:
+    """A script may add anything behind a command that removes, so its first write must be one that adds."""
+    server = start()
+    with linked(server) as link, closing(open_backend(server.url)) as backend:
+        post = Jobs(backend=backend).queue(QUEUE).post
+        link.call("CONFIG", "SET", "maxmemory", 1)
+        for fields in ({}, {"identifier": "1"}, {"unique": True, "idempotency_key": "a"}, {"scheduled_at": at(2e9)}):
+            for count in (1, 2):
+                with row(fields, count):
+                    told(WriteRefused, partial(backend.enqueue_many, [a_job(**fields)] * count))
+        told(WriteRefused, lambda: post([{}]))
+        link.call("CONFIG", "SET", "maxmemory", 0)
+        assert backend.queues() == []
 
 
 def test_a_replica_takes_no_writes_and_its_connections_are_thrown_away(start: Start) -> None:

@@ -154,4 +154,4 @@ def test_whoever_does_not_answer_or_knows_nothing_is_named(start: Group) -> None
     both = r"no sentinel names the master of reports: Redis sentinel at .* refuses .*; Redis sentinel at .* refuses"
     told(BackendUnavailable, both, group.url)
     no_sentinel = f"redis+sentinel://127.0.0.1:{shared_redis().port}/reports"
-    told(ConfigurationError, r"Redis sentinel at .* does not know a command", no_sentinel)
+    told(ConfigurationError, r"Redis sentinel at .* is not a sentinel: name the", no_sentinel)

@@ -179,8 +179,8 @@ local function add(queues, names, words, at, count, refused, brought)
             end
         end
     end
+    call('SET', LEAD.last, digits(seq)) -- needs room: a full server would let all pass behind a DEL
     many('DEL', stale[1], stale)
-    call('SET', LEAD.last, digits(seq))
     for number, new in pairs(news) do
         write_new(queues[number], names[number], new)
     end
