@@ -39,6 +39,7 @@ ALONE = "nothing else ran"
 _STACKS = "Fatal Python error: ", "Current thread", "Thread 0x", "Traceback (most recent call last):"
 """How the first lines of stacks begin that Python prints, or its fault handler when an import crashes."""
 
+_OF_THE_HEAD = (EndReason.TIMEOUT, EndReason.MEMORY, EndReason.LOST, EndReason.CANCEL)
 _BY_ORDER = (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER, EndReason.CANCEL)
 
 SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
@@ -289,6 +290,8 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         slot.ending = EndReason.NONE  # it had died before, of itself
     elif slot.ending is EndReason.NONE and _died_of_time(slot, event, pool.now):
         slot.ending, slot.ending_text = EndReason.TIMEOUT, overrun_text(slot.deliveries[0])
+    elif slot.ending in _OF_THE_HEAD and slot.deliveries and slot.deliveries[0].nonce != slot.ending_of:
+        slot.ending = EndReason.RETIRE  # the head had answered just before the kill: the next job is not to blame
     ending = slot.ending
     pool.slots.collect(event.child, pool.now)
     rest = [delivery for delivery in slot.deliveries if delivery.nonce not in event.unread]

@@ -78,6 +78,7 @@ class Server:
 GIVEN_BACK = {
     EndReason.STOP: "a job is killed by the stop; it goes back to its queue",
     EndReason.SERVER: "a job died with its fork server; it goes back to its queue",
+    EndReason.RETIRE: "a job died in a child that was killed for the job before it; it goes back to its queue",
 }
 """Lines about running jobs whose attempt left no other trace."""
 
