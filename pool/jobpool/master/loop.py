@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 from msgspec.structs import asdict
 
+from jobpool import __version__
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
@@ -74,7 +75,6 @@ class Master:
     """Called with the queues that the pool serves, whenever an app has loaded. Quick."""
     telemetry: Telemetry | None = None
     scheduler: SchedulerStarter | None = None
-    version: str = ""
 
     _leases = True
     """The fetch thread may still bring something; False ends the loop, once nothing runs any more."""
@@ -360,7 +360,7 @@ class Master:
             name=pool.settings.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=self.version,
+            version=__version__,
             state="stopping" if pool.is_stopping else "drained" if pool.drained else "running",
             queues=list(pool.queues),
             children=sum(slot.is_ready for slot in slots.all),

@@ -132,7 +132,7 @@ def _run(
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
     inbox = Inbox()
-    telemetry = make_telemetry(settings, backend, board, inbox, __version__, collector)
+    telemetry = make_telemetry(settings, backend, board, inbox, collector)
     children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(backend), begun)
     try:
         signals.install()
@@ -235,7 +235,6 @@ def _master(
         serves=partial(_tell_queues, settings, board, neighbourhood),
         telemetry=telemetry,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
-        version=__version__,
     )
 
 

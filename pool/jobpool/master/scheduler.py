@@ -25,6 +25,7 @@ from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
 from jobpool.master.state import Pool, Scheduler
 from jobpool.message.units import format_duration
+from jobpool.telemetry.metrics.catalogue import CRON_LATENESS
 
 SILENT_AFTER_S = 60.0  # seconds without a turn after which it hangs: a turn is some calls to the broker, with timeouts
 END_LIMIT_S = 5.0  # seconds in which one that runs no job ends, once it was asked to
@@ -155,6 +156,11 @@ def _turned(pool: Pool, event: SchedulerTurned) -> None:
         one.heard_at, one.runs, one.silence = pool.now, event.runs, ""
 
 
+def _fired(pool: Pool, event: SchedulerFired) -> None:
+    for seconds in event.lateness:
+        pool.metrics.observe(CRON_LATENESS, seconds)
+
+
 def _ended(pool: Pool, event: SchedulerEnded) -> None:
     one = pool.schedulers.running.pop(event.pid, None)
     if one is None:
@@ -189,7 +195,7 @@ ON_SCHEDULERS: dict[type[Any], Callable[[Pool, Any], None]] = {
     SchedulerRefused: _start_refused,
     SchedulerReady: _ready,
     SchedulerTurned: _turned,
-    SchedulerFired: lambda *_: None,  # only metrics have a use for it
+    SchedulerFired: _fired,
     SchedulerEnded: _ended,
 }
 

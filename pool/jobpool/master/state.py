@@ -24,7 +24,7 @@ from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.envelope import WIRE_VERSION, JobEnvelope
 from jobpool.message.outcome import Counts, EndReason, NotRun, Outcome
 from jobpool.message.setting_types import usable_cpus
-from jobpool.message.settlement import Release, Settlement
+from jobpool.message.settlement import Release, Settled, Settlement
 from jobpool.message.units import format_duration
 from jobpool.policy.classify import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead
@@ -234,8 +234,9 @@ class Pool:
     child_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     generations: Iterator[int] = field(default_factory=lambda: count(1))
     """Never used before: children of an old fork server must not be taken for the new one's."""
-    observers: dict[type[Any], Callable[[Pool, Any], None]] = field(default_factory=dict)
-    """By kind of event: called before it is applied."""
+    record: Callable[[list[tuple[Delivery, Settlement, Settled]]], None] | None = None  # notes answers for the history
+    dead_peaks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1000))
+    """Of the children that ended last: when that was, and the peak of resident memory."""
     never_started: dict[str, int] = field(default_factory=dict)
     unsettled: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Id → handler, name and attempts of jobs whose leases ended here without a verdict: a reaper knows only the id."""
