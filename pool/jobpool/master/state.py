@@ -157,7 +157,6 @@ class Pool:
     can: Capabilities = field(default_factory=Capabilities)  # the capabilities of its backend
     queues: dict[str, float] = field(init=False)
     """Queue that the pool serves → its weight; {} until the app has loaded, if the settings name none."""
-    queues_came: bool = False  # an app has loaded: the loop tells the threads what to serve, and they look round
     told_unserved: set[str] = field(default_factory=set)  # warnings about what nothing serves that were logged
     target: int = 0
     cpus: int = field(default_factory=usable_cpus)
@@ -214,7 +213,7 @@ class Pool:
     """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
     closed_to_hooks: frozenset[str] | None = None
     """Queues whose `queue_handlers` keep the app's `on_death` hooks out; None = the app has none."""
-    app_came: bool = False  # an app has loaded; the loop tells the settle thread of its hooks
+    app_came: bool = False  # an app has loaded: the loop tells its threads of hooks and queues, and they look round
     fetch_came: int = 0  # messages of fetches that were taken in; the loop tells the fetch thread
     shortest_lease: float = 0.0  # seconds for which the shortest of its leases lasts; 0 = as long as was asked for
     has_booted: bool = False  # a child was ready, at any time

@@ -1252,7 +1252,7 @@ class TestReload:
 
     def test_quit_asks_for_stacks(self) -> None:
         stage = Stage(workers=1).boot()
-        assert len(of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.WriteStacks)) == 1
+        assert of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.TellStack) == [act.TellStack(stage.idle[0], None)]
 
 
 class TestBrokenChannels:
