@@ -144,7 +144,7 @@ def has_children() -> bool:
 def is_child(pid: int) -> bool:
     """Return whether it is a child of this process, dead or alive: until it is collected, its pid is nobody else's."""
     try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_PID, pid, _ANY_CHILD)
     except ChildProcessError:
         return False
     return True

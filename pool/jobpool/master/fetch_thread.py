@@ -19,7 +19,7 @@ from jobpool.master.acquire import Acquirer, Asked
 from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
-from jobpool.master.threads import BrokerRetry, MasterThread
+from jobpool.master.threads import MasterThread
 from jobpool.message.guards import Begun
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended, NotRun
@@ -77,7 +77,6 @@ class FetchThread(MasterThread):
         self._unanswered: dict[str, str] = {}
         self._asleep = False
         self._let_in = False  # a fetch was answered: a refusal tells of one queue, such as a reload's new one
-        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._acquirer = Acquirer(backend, limits)
         self.answered_at = backend.clock.mono()
 

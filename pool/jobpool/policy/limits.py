@@ -201,10 +201,6 @@ class LocalLimits:
         self._of = {queue: LocalLimit(limits.concurrency.get(queue)) for queue in queues}
         self._lock = threading.Lock()
 
-    def __bool__(self) -> bool:
-        """Return whether any queue has one."""
-        return bool(self._of)
-
     def room(self, queue: str, count: int, now: float) -> int:
         """Return how many of `count` messages may be fetched."""
         limit = self._of.get(queue)
