@@ -216,7 +216,6 @@ class Slots:
         return list(self._by_child.values())
 
     def of(self, generation: int) -> list[Slot]:
-        """Return the slots that have a child of this generation."""
         return [slot for slot in self._by_child.values() if slot.generation == generation]
 
 

@@ -79,7 +79,6 @@ class Limits(Struct, frozen=True):
         return bool(self._all())
 
     def of(self, queue: str) -> QueueLimits:
-        """Return those of one queue."""
         most, rate = self.concurrency.get(queue), self.rates.get(queue)
         return QueueLimits(
             self.idempotency_ttl,
