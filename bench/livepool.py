@@ -68,8 +68,6 @@ class LivePool:
         page = self.board.slot(slot).child
 
         def ready() -> float | None:
-            if page.read().pid == pid:
-                return None
             view = page.read()
             return view.since if view.pid != pid and view.state is ChildState.IDLE else None
 

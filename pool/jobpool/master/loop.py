@@ -240,8 +240,8 @@ class Master:
                 self._stack_asks.setdefault(slot.child, (slot, time.monotonic(), set()))[2].add(answer)
             case act.Tell(answer, text):
                 reply(answer, text)
-            case StartScheduler() if self.scheduler is not None:
-                self._apply(self.scheduler.start())
+            case StartScheduler(may_be_empty) if self.scheduler is not None:
+                self._apply(self.scheduler.start(may_be_empty))
             case SignalScheduler(pid, number) if self.scheduler is not None:
                 self.scheduler.signal(pid, number)
 

@@ -68,7 +68,7 @@ class SchedulerEnded(Event):
 
 
 class StartScheduler(Action):
-    pass
+    may_be_empty: bool  # see `CronStart`
 
 
 class SignalScheduler(Action):
@@ -91,7 +91,7 @@ def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
     if any(one.generation == pool.generation and one.is_steady(now) for one in state.serving):
         state.failures = 0
     if _is_wanted(pool, now):
-        actions.append(StartScheduler())
+        actions.append(StartScheduler(may_be_empty=state.was_ready))
 
 
 def _watch(pool: Pool, one: Scheduler, now: float, actions: list[Action]) -> None:
@@ -206,13 +206,11 @@ class SchedulerStarter:
     def __init__(self, start: CronStart, children: ChildProcesses) -> None:
         self._start = start
         self._children = children
-        self._was_ready = False
         self._processes: dict[int, SchedulerProcess] = {}
 
-    def start(self) -> Event:
+    def start(self, may_be_empty: bool) -> Event:
         try:
-            start = structs.replace(self._start, may_be_empty=self._was_ready)
-            process = SchedulerProcess(start, os.environ)
+            process = SchedulerProcess(structs.replace(self._start, may_be_empty=may_be_empty), os.environ)
         except OSError as error:
             return SchedulerRefused(str(error))
         self._processes[process.pid] = process
@@ -238,7 +236,6 @@ class SchedulerStarter:
         was_ready = process.is_ready
         if not process.hear():
             self._children.unwatch(process.line)
-        self._was_ready = self._was_ready or process.is_ready
         events: list[Event] = [SchedulerReady(process.pid)] if process.is_ready and not was_ready else []
         if process.turned is not None:
             events.append(SchedulerTurned(process.pid, process.turned))
