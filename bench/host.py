@@ -117,7 +117,7 @@ class _Observer:
     def _watch(self, board: Scoreboard) -> None:
         while board.header.read().ready < self._workers:
             time.sleep(0.005)
-        children = [board.slot(index).child.pid for index in range(self._workers)]
+        children = [board.slot(index).child.read().pid for index in range(self._workers)]
         before = _own_threads()
         children_before, server_before = total_cpu(children), self._servers()
         self._watched.open()

@@ -61,15 +61,13 @@ class LivePool:
         return [pid for pid in (self.board.slot(slot).master.read().pid for slot in range(self.board.slots)) if pid]
 
     def slot_of(self, pid: int) -> int:
-        return next(slot for slot in range(self.board.slots) if self.board.slot(slot).child.pid == pid)
+        return next(slot for slot in range(self.board.slots) if self.board.slot(slot).child.read().pid == pid)
 
     def ready_after(self, slot: int, pid: int) -> float:
         """Return when the child that follows `pid` in its slot was ready. It must not have been given a job since."""
         page = self.board.slot(slot).child
 
         def ready() -> float | None:
-            if page.pid == pid:
-                return None
             view = page.read()
             return view.since if view.pid != pid and view.state is ChildState.IDLE else None
 

@@ -52,6 +52,7 @@ Packer = Callable[[Sequence[JobDefinition]], "list[NewMessage]"]
 """Signs jobs: the master, asked over the channel, or a backend of this process."""
 
 LAZY = "returned a generator, whose code never ran: take the yield out, or return a list"
+_masker = cache(Masker)  # with the keys that are secret by themselves
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
@@ -287,11 +288,6 @@ class _Reporter:
 
     def left_open(self) -> bool:
         return self._still_open is not None and self._still_open()
-
-
-@cache
-def _masker() -> Masker:
-    return Masker()
 
 
 def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | None, int]) -> Attempt:

@@ -115,8 +115,8 @@ class Stop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for number, handler in self._before.items():  # None: set by C code, which Python cannot put back
+            signal.signal(number, handler or signal.SIG_DFL)
         os.close(self._here)
         os.close(self._there)
 

@@ -201,11 +201,6 @@ class ChildPart:
         """The last attempt that the slot's child has taken; one word, never torn, no lock."""
         return self._words[_NONCE]
 
-    @property
-    def pid(self) -> int:
-        """The process that wrote last; one word."""
-        return self._words[_PID]
-
     def read(self) -> ChildView:
         """Read what it says now. Blocks for twice `READ_LIMIT_S` seconds at most."""
         told_for, fraction, text, torn_progress = PROGRESS.read(self._progress)

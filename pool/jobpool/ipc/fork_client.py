@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -21,6 +22,7 @@ CHILD = "jobpool.child.main"  # the module that a fork server imports before it 
 END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
 UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
 _FRAMES_AT_ONCE = 256
+log = logging.getLogger("jobpool.pool")
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
 
 
@@ -41,7 +43,6 @@ class ForkServerClient(Program):
         self._hung_up_at = math.inf
         self._killed_at = math.inf
         self.closed = False  # no frame will come any more: it has died, or it was closed
-        self.broken = ""  # why it was killed by this class; "" = it was not
         self.has_loaded = False  # the app
 
     def tell(self, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> None:
@@ -89,7 +90,9 @@ class ForkServerClient(Program):
                 break
             except (packets.PacketTooLarge, BadFrame) as error:
                 # The app has got at its descriptors: its children cannot be looked after any more.
-                self.broken = f"the fork server does not speak our language any more ({error}), and was killed"
+                log.error(
+                    "a fork server is killed, for what it says is not understood", extra={"fields": {"why": str(error)}}
+                )
                 self.closed = True
                 self.kill()
             except OSError:

@@ -107,7 +107,6 @@ def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: flo
 
 
 def with_ticket(run: bytes, ticket: bytes) -> bytes:
-    """Put a ticket before a run's packet."""
     return TICKET_HEAD.pack(TICKETED, len(ticket)) + ticket + run
 
 

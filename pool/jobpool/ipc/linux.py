@@ -144,7 +144,7 @@ def has_children() -> bool:
 def is_child(pid: int) -> bool:
     """Return whether it is a child of this process, dead or alive: until it is collected, its pid is nobody else's."""
     try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_PID, pid, _ANY_CHILD)
     except ChildProcessError:
         return False
     return True
@@ -330,7 +330,6 @@ def share_open_files(pid: int) -> None:
 
 
 def open_fds() -> set[int]:
-    """Return the open descriptors of this process."""
     fds: set[int] = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # the list names its own descriptor, which is closed again
@@ -340,7 +339,6 @@ def open_fds() -> set[int]:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close every descriptor that is not in `keep`."""
     close_all(open_fds().difference(keep))
 
 

@@ -31,7 +31,6 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def socket_path(board: str) -> str:
-    """Return where the socket of the pool with this scoreboard lies."""
     return str(Path(board).with_suffix(".sock"))
 
 

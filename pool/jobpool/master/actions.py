@@ -95,14 +95,10 @@ class Answer(Action):
     reply: Reply
 
 
-class WriteStacks(Action):
-    """Log the stack of every child (QUIT)."""
-
-
 class TellStack(SlotAction):
-    """Answer a person with the stack of a child."""
+    """Answer a person with the stack of a child; None: log it (QUIT)."""
 
-    answer: socket.socket
+    answer: socket.socket | None
 
 
 class Tell(Action):

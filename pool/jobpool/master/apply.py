@@ -23,8 +23,6 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
     """Note what happened: the one place where an event is dispatched. `now`: CLOCK_MONOTONIC seconds."""
     pool.now = now
     kind = type(event)
-    if (observer := pool.observers.get(kind)) is not None:
-        observer(pool, event)
     _APPLY[kind](pool, event)
     if kind not in _COMMON:
         pool.changed = True

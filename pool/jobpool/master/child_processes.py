@@ -66,8 +66,8 @@ class ChildProcesses:
 
     def watch(self, fd: int, reader: Callable[[], list[ev.Event]]) -> None:
         """Call `reader` from `poll` whenever `fd` can be read."""
+        self._poll.register(fd, select.EPOLLIN)  # first: `unwatch` takes out what is registered only
         self._readers[fd] = reader
-        self._poll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
         if self._readers.pop(fd, None) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
@@ -19,11 +19,11 @@ from jobpool.master.acquire import Acquirer, Asked
 from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
-from jobpool.master.threads import BrokerRetry, MasterThread
+from jobpool.master.threads import MasterThread
 from jobpool.message.guards import Begun
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended, NotRun
-from jobpool.policy.breaker import Breakers, CircuitBreaker
+from jobpool.policy.breaker import Breakers
 from jobpool.policy.inspection import Inspected, LeaseInspector
 from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
@@ -54,7 +54,6 @@ class FetchThread(MasterThread):
         inspector: LeaseInspector,
         inbox: Inbox,
         limits: Limits = NO_LIMITS,
-        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
         super().__init__("fetch", inbox)
         self._backend = backend
@@ -65,7 +64,7 @@ class FetchThread(MasterThread):
         self._ttl = ttl
         self._inspector = inspector
         self._limits = LocalLimits(limits)
-        self._breakers = Breakers(breaker)
+        self._breakers = Breakers()
         self._turn = threading.Condition()
         self._paused: Collection[str] | None = ()
         self._want = 0
@@ -77,7 +76,6 @@ class FetchThread(MasterThread):
         self._unanswered: dict[str, str] = {}
         self._asleep = False
         self._let_in = False  # a fetch was answered: a refusal tells of one queue, such as a reload's new one
-        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._acquirer = Acquirer(backend, limits)
         self.answered_at = backend.clock.mono()
 

@@ -100,8 +100,9 @@ class Signals:
         return [SignalCame(number, closed) for number in numbers if number in HANDLED]
 
     def close(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_IGN if self._last and number != signal.SIGQUIT else handler)
+        for number, handler in self._before.items():  # None: set by C code, which Python cannot put back
+            ignored = self._last and number != signal.SIGQUIT
+            signal.signal(number, signal.SIG_IGN if ignored else handler or signal.SIG_DFL)
         if self._before:
             signal.set_wakeup_fd(self._fd_before)
         os.close(self._here)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 from msgspec.structs import asdict
 
+from jobpool import __version__
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
@@ -74,7 +75,6 @@ class Master:
     """Called with the queues that the pool serves, whenever an app has loaded. Quick."""
     telemetry: Telemetry | None = None
     scheduler: SchedulerStarter | None = None
-    version: str = ""
 
     _leases = True
     """The fetch thread may still bring something; False ends the loop, once nothing runs any more."""
@@ -86,9 +86,8 @@ class Master:
     """The last wait has brought something."""
     _housekeeping_at = 0.0
     _files_at = 0.0
-    _stacks_due = 0.0
-    _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
-    """Requests for stacks, the child of each, and when they came."""
+    _stack_asks: dict[int, tuple[Slot, float, set[socket.socket | None]]] = field(default_factory=dict)
+    """Child → its slot, when its stack was first asked for, and where that is told; None = in the log."""
     _control_thread: ControlThread | None = None
     _answered_at = 0.0
     """CLOCK_MONOTONIC seconds of the broker's last good answer outside an outage."""
@@ -162,8 +161,6 @@ class Master:
         due = min(due, steal_due(self.pool, now))
         if self._unpublished:
             due = min(due, self._publish_at)
-        if self._stacks_due:
-            due = min(due, self._stacks_due)
         if self._stack_asks:
             due = min(due, now + STACK_WAIT_S)
         if self.pool.is_stopping:  # the fetch thread ends without an event
@@ -238,17 +235,13 @@ class Master:
             case act.EndForkServer(generation, kill):
                 self.children.end_server(generation, kill)
                 self._apply(ev.ForkServerGone(generation))
-            case act.WriteStacks():
-                for slot in self.pool.slots.live:
-                    self.children.signal(slot, ASKS_STACK)
-                self._stacks_due = time.monotonic() + STACK_WAIT_S
-            case act.TellStack(slot):
+            case act.TellStack(slot, answer):
                 self.children.signal(slot, ASKS_STACK)
-                self._stack_asks.append((action, slot.child, time.monotonic()))
+                self._stack_asks.setdefault(slot.child, (slot, time.monotonic(), set()))[2].add(answer)
             case act.Tell(answer, text):
                 reply(answer, text)
-            case StartScheduler() if self.scheduler is not None:
-                self._apply(self.scheduler.start())
+            case StartScheduler(may_be_empty) if self.scheduler is not None:
+                self._apply(self.scheduler.start(may_be_empty))
             case SignalScheduler(pid, number) if self.scheduler is not None:
                 self.scheduler.signal(pid, number)
 
@@ -277,7 +270,7 @@ class Master:
         if now >= self._gc_at:
             self._gc_at = now + GC_EVERY_S
             gc.collect()
-        if self._stacks_due or self._stack_asks:
+        if self._stack_asks:
             self._tell_stacks(now)
         if pool.child_came:
             pool.child_came = False
@@ -288,34 +281,31 @@ class Master:
             self.publisher.write_log(pool)
 
     def _tell_stacks(self, now: float) -> None:
-        pool = self.pool
-        if self._stacks_due and now >= self._stacks_due:
-            self._stacks_due = 0.0
-            for slot in pool.slots.live:
-                head = slot.deliveries[0] if slot.deliveries else None
-                job = {"id": head.lease.id, "handler": head.handler} if head else {}
-                stack = self.children.stack(slot)
-                if slot.state is SlotState.IDLE and stack and "  File " not in users_stack(stack):
-                    stack = "idle"  # nothing but jobpool waiting for a job
-                pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=stack)
-        asks, self._stack_asks = self._stack_asks, []
-        for action, child, since in asks:
-            gone = action.slot.child != child
-            if gone or now >= since + MAX_STACK_WAIT_S:
-                reply(action.answer, f"child {child} has ended" if gone else NO_STACK)
-            elif now >= since + STACK_WAIT_S and self.children.has_stack(action.slot):
-                stack = self.children.stack(action.slot)
-                reply(action.answer, (users_stack(stack) if action.slot.deliveries else stack) or NO_STACK)
-            else:
-                self._stack_asks.append((action, child, since))
+        for child, (slot, since, answers) in list(self._stack_asks.items()):
+            gone, late = slot.child != child, now >= since + MAX_STACK_WAIT_S
+            if not (gone or late or (now >= since + STACK_WAIT_S and self.children.has_stack(slot))):
+                continue
+            del self._stack_asks[child]
+            stack = "" if gone else self.children.stack(slot)
+            for answer in answers:
+                if answer is not None:
+                    shown = f"child {child} has ended" if gone else users_stack(stack) if slot.deliveries else stack
+                    reply(answer, shown or NO_STACK)
+                elif not gone:
+                    self._log_stack(slot, stack)
+
+    def _log_stack(self, slot: Slot, stack: str) -> None:
+        head = slot.deliveries[0] if slot.deliveries else None
+        job = {"id": head.lease.id, "handler": head.handler} if head else {}
+        if slot.state is SlotState.IDLE and stack and "  File " not in users_stack(stack):
+            stack = "idle"  # nothing but jobpool waiting for a job
+        self.pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=stack or NO_STACK)
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread
         if pool.app_came:  # first: a look for deaths comes before the count that may end the pool
             pool.app_came = False
             self.settle_thread.tell_hooks(pool.closed_to_hooks)
-        if pool.queues_came:
-            pool.queues_came = False
             fetch_thread.serve_queues(pool.queues)
             self.settle_thread.serve_queues(pool.queues)
             self.serves(list(pool.queues))
@@ -360,7 +350,7 @@ class Master:
             name=pool.settings.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=self.version,
+            version=__version__,
             state="stopping" if pool.is_stopping else "drained" if pool.drained else "running",
             queues=list(pool.queues),
             children=sum(slot.is_ready for slot in slots.all),

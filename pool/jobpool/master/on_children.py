@@ -24,9 +24,10 @@ from jobpool.message.definition import SentJobs, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
 from jobpool.message.units import format_size
-from jobpool.policy.classify import death_of, outcome_of, outcome_of_death
+from jobpool.policy.classify import death_of, outcome_of, outcome_of_death, signal_name
 from jobpool.policy.lookahead import MAX_QUICK_S
 from jobpool.policy.retry import count_one_more
+from jobpool.telemetry.metrics.catalogue import EXITS, OVERRUN
 
 ORPHANED_LIMIT = 3
 """How many attempts of one message in a row die with their fork server until one that ran alone there is a crash."""
@@ -39,6 +40,7 @@ ALONE = "nothing else ran"
 _STACKS = "Fatal Python error: ", "Current thread", "Thread 0x", "Traceback (most recent call last):"
 """How the first lines of stacks begin that Python prints, or its fault handler when an import crashes."""
 
+_OF_THE_HEAD = (EndReason.TIMEOUT, EndReason.MEMORY, EndReason.LOST, EndReason.CANCEL)
 _BY_ORDER = (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER, EndReason.CANCEL)
 
 SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
@@ -289,6 +291,10 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         slot.ending = EndReason.NONE  # it had died before, of itself
     elif slot.ending is EndReason.NONE and _died_of_time(slot, event, pool.now):
         slot.ending, slot.ending_text = EndReason.TIMEOUT, overrun_text(slot.deliveries[0])
+        slot.ending_of = event.started
+    _measure_death(pool, slot, event)
+    if slot.ending in _OF_THE_HEAD and slot.deliveries and slot.deliveries[0].nonce != slot.ending_of:
+        slot.ending = EndReason.RETIRE  # the head had answered just before the kill: the next job is not to blame
     ending = slot.ending
     pool.slots.collect(event.child, pool.now)
     rest = [delivery for delivery in slot.deliveries if delivery.nonce not in event.unread]
@@ -303,6 +309,29 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
     if ending not in _BY_ORDER and not in_order:
         _note_death(pool, slot, event, death, running)
+
+
+def _measure_death(pool: Pool, slot: Slot, event: ev.ChildDied) -> None:
+    """Count the end of the slot's child, and the time and output of its attempt, which has no result to tell them."""
+    pool.dead_peaks.append((pool.now, max(event.exited.peak_rss, slot.peak_rss)))
+    pool.metrics.count(EXITS, (_cause_of_exit(slot, event),))
+    if slot.ending is EndReason.TIMEOUT and (deadline := slot.deadline()) is not None:
+        pool.metrics.observe(OVERRUN, max(0.0, pool.now - deadline))
+    if slot.deliveries and slot.deliveries[0].nonce == event.started:
+        head = slot.deliveries[0]
+        head.began, head.ran, head.output = slot.head_since, max(0.0, pool.now - slot.head_since), event.output
+
+
+def _cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
+    """Return a word of a small set: why the master ended a child, else the signal, else `exit`."""
+    exited = event.exited
+    if slot.ending is not EndReason.NONE:
+        return str(slot.ending.value).replace(" ", "-")
+    if exited.signal == signal.SIGKILL and "out of memory" in event.killer:
+        return "oom-kill"
+    if exited.signal is not None:
+        return signal_name(exited.signal).replace(" ", "-")
+    return "retire" if slot.retiring and exited.code == 0 and not slot.deliveries else "exit"
 
 
 def _died_of_time(slot: Slot, event: ev.ChildDied, now: float) -> bool:

@@ -31,6 +31,7 @@ from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Rele
 from jobpool.message.units import format_duration
 from jobpool.policy.classify import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected
+from jobpool.telemetry.metrics.catalogue import MARGIN, SETTLE
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
@@ -173,6 +174,10 @@ def _control_read(pool: Pool, event: ev.ControlRead) -> None:
 
 def _answered(pool: Pool, event: ev.Answered) -> None:
     pool.wall_ahead = pool.wall() - time.monotonic()
+    if event.took:
+        pool.metrics.observe(SETTLE, event.took)
+    if pool.record is not None:
+        pool.record(event.answers)
     for delivery, settlement, answer in event.answers:
         outcome = delivery.outcome
         if answer is OK and type(settlement) is Ack and type(outcome) is Succeeded:
@@ -284,6 +289,7 @@ def _renewed(pool: Pool, event: ev.Renewed) -> None:
         pool.answered_queues.update(delivery.lease.queue for delivery, _ in event.renewals)
     for delivery, lease in event.renewals:
         if lease is not None:
+            pool.metrics.observe(MARGIN, max(0.0, delivery.lease.expires_at - pool.now - pool.boot_ahead))
             delivery.lease = lease
         elif not (delivery.settling or delivery.acks_itself):  # which its handler's own commit may have ended
             pool.lose(delivery, why=NOT_OURS)

@@ -105,7 +105,7 @@ def run_pool(
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with _new_board(settings) as board:
             neighbours = neighbourhood or Neighbourhood()
-            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector, neighbours, begun)
+            return _run(settings, broker, signer, board, last, on_start, collector, neighbours, begun)
     finally:
         if backend is None:
             broker.close()
@@ -116,7 +116,7 @@ def _run(
     backend: QueueBackend,
     signer: EnvelopeSigner,
     board: Scoreboard,
-    signals: Signals,
+    last: bool,
     on_start: Callable[[Scoreboard], None] | None,
     collector: MetricsCollector | None,
     neighbourhood: Neighbourhood,
@@ -131,10 +131,13 @@ def _run(
         wall=backend.time.last,
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
-    inbox = Inbox()
-    telemetry = make_telemetry(settings, backend, board, inbox, __version__, collector)
-    children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(backend), begun)
-    try:
+    with ExitStack() as stack:
+        inbox = stack.enter_context(closing(Inbox()))
+        signals = stack.enter_context(closing(Signals(last=last)))
+        telemetry = make_telemetry(settings, backend, board, inbox, collector)
+        if telemetry is not None:
+            stack.callback(telemetry.close)
+        children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(backend), begun)
         signals.install()
         children.watch(signals.fileno(), signals.read)
         master = _master(settings, pool, backend, signer, board, children, inbox, telemetry, neighbourhood)
@@ -142,11 +145,6 @@ def _run(
             on_start(board)
         with _rare_collections(), _hearing_requests(settings, children):
             status = master.run()
-    finally:
-        if telemetry is not None:
-            telemetry.close()
-        signals.close()
-        inbox.close()
     if pool.fatal:
         raise _fatal(pool)
     return status
@@ -235,7 +233,6 @@ def _master(
         serves=partial(_tell_queues, settings, board, neighbourhood),
         telemetry=telemetry,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
-        version=__version__,
     )
 
 

@@ -25,6 +25,7 @@ from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
 from jobpool.master.state import Pool, Scheduler
 from jobpool.message.units import format_duration
+from jobpool.telemetry.metrics.catalogue import CRON_LATENESS
 
 SILENT_AFTER_S = 60.0  # seconds without a turn after which it hangs: a turn is some calls to the broker, with timeouts
 END_LIMIT_S = 5.0  # seconds in which one that runs no job ends, once it was asked to
@@ -67,7 +68,7 @@ class SchedulerEnded(Event):
 
 
 class StartScheduler(Action):
-    pass
+    may_be_empty: bool  # see `CronStart`
 
 
 class SignalScheduler(Action):
@@ -90,7 +91,7 @@ def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
     if any(one.generation == pool.generation and one.is_steady(now) for one in state.serving):
         state.failures = 0
     if _is_wanted(pool, now):
-        actions.append(StartScheduler())
+        actions.append(StartScheduler(may_be_empty=state.was_ready))
 
 
 def _watch(pool: Pool, one: Scheduler, now: float, actions: list[Action]) -> None:
@@ -155,6 +156,11 @@ def _turned(pool: Pool, event: SchedulerTurned) -> None:
         one.heard_at, one.runs, one.silence = pool.now, event.runs, ""
 
 
+def _fired(pool: Pool, event: SchedulerFired) -> None:
+    for seconds in event.lateness:
+        pool.metrics.observe(CRON_LATENESS, seconds)
+
+
 def _ended(pool: Pool, event: SchedulerEnded) -> None:
     one = pool.schedulers.running.pop(event.pid, None)
     if one is None:
@@ -189,7 +195,7 @@ ON_SCHEDULERS: dict[type[Any], Callable[[Pool, Any], None]] = {
     SchedulerRefused: _start_refused,
     SchedulerReady: _ready,
     SchedulerTurned: _turned,
-    SchedulerFired: lambda *_: None,  # only metrics have a use for it
+    SchedulerFired: _fired,
     SchedulerEnded: _ended,
 }
 
@@ -200,13 +206,11 @@ class SchedulerStarter:
     def __init__(self, start: CronStart, children: ChildProcesses) -> None:
         self._start = start
         self._children = children
-        self._was_ready = False
         self._processes: dict[int, SchedulerProcess] = {}
 
-    def start(self) -> Event:
+    def start(self, may_be_empty: bool) -> Event:
         try:
-            start = structs.replace(self._start, may_be_empty=self._was_ready)
-            process = SchedulerProcess(start, os.environ)
+            process = SchedulerProcess(structs.replace(self._start, may_be_empty=may_be_empty), os.environ)
         except OSError as error:
             return SchedulerRefused(str(error))
         self._processes[process.pid] = process
@@ -232,7 +236,6 @@ class SchedulerStarter:
         was_ready = process.is_ready
         if not process.hear():
             self._children.unwatch(process.line)
-        self._was_ready = self._was_ready or process.is_ready
         events: list[Event] = [SchedulerReady(process.pid)] if process.is_ready and not was_ready else []
         if process.turned is not None:
             events.append(SchedulerTurned(process.pid, process.turned))

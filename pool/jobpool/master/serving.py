@@ -65,7 +65,7 @@ def unserved_limits(settings: Settings, served: Collection[str]) -> list[str]:
 
 
 def serve_named(pool: Pool, handlers: Iterable[HandlerInfo], *, is_first: bool) -> None:
-    """Take up the queues that newly loaded handlers name, and have the loop tell its threads, which look round."""
+    """Take up the queues that newly loaded handlers name."""
     named = () if pool.settings.queues else named_queues(handlers)
     new = [queue for queue in named if queue not in pool.queues]
     if new and not (is_first or pool.can.makes_queues):  # one that is not there would end the pool
@@ -73,7 +73,6 @@ def serve_named(pool: Pool, handlers: Iterable[HandlerInfo], *, is_first: bool) 
         pool.note("warning", "new queues of the app are not served yet", queues=new, mend=why)
         new = []
     pool.queues |= dict.fromkeys(new, 1.0)
-    pool.queues_came = True
     for queue in pool.queues:
         pool.metrics.fetched(queue, 0)  # so that an alert sees a queue of which nothing was fetched yet
     if new and not is_first:

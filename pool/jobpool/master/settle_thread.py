@@ -31,7 +31,7 @@ from jobpool.master.dead_letter_jobs import DeadLetterJobs
 from jobpool.master.events import Answered, Counted, Event, FollowUpsRefused, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
-from jobpool.master.threads import MAX_PAUSE_S, BrokerRetry, MasterThread
+from jobpool.master.threads import MAX_PAUSE_S, MasterThread
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import SentJobs
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement, brings
@@ -81,7 +81,6 @@ class SettleThread(MasterThread):
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
         self._asked: list[tuple[int, Ask, SentJobs]] = []
-        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._open: dict[str, _OpenCall] = {}  # by queue, if these may be on different servers; the next to try first
         self._refused: list[Work] = []
         self._retry_at, self._retry_pause, self._calm_at = math.inf, 0.0, math.inf

@@ -78,6 +78,8 @@ class Slot:
     """When its fork server died: 0 for whose attempt had run the longest, 1 for the youngest of several."""
     ending: EndReason = EndReason.NONE
     ending_text: str = ""
+    ending_of: int = 0
+    """Nonce of the head at that time."""
     killed_at: float = 0.0
     dumped_at: float = 0.0
     awaits_stack: bool = False
@@ -169,6 +171,7 @@ class Slot:
         if self.state is not SlotState.DYING:
             self.move(SlotState.DYING, now)
             self.ending, self.ending_text = why, text
+            self.ending_of = self.deliveries[0].nonce if self.deliveries else 0
         if killed and not self.killed_at:
             self.killed_at = now
 
@@ -213,7 +216,6 @@ class Slots:
         return list(self._by_child.values())
 
     def of(self, generation: int) -> list[Slot]:
-        """Return the slots that have a child of this generation."""
         return [slot for slot in self._by_child.values() if slot.generation == generation]
 
 

@@ -24,7 +24,7 @@ from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.envelope import WIRE_VERSION, JobEnvelope
 from jobpool.message.outcome import Counts, EndReason, NotRun, Outcome
 from jobpool.message.setting_types import usable_cpus
-from jobpool.message.settlement import Release, Settlement
+from jobpool.message.settlement import Release, Settled, Settlement
 from jobpool.message.units import format_duration
 from jobpool.policy.classify import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead
@@ -78,6 +78,7 @@ class Server:
 GIVEN_BACK = {
     EndReason.STOP: "a job is killed by the stop; it goes back to its queue",
     EndReason.SERVER: "a job died with its fork server; it goes back to its queue",
+    EndReason.RETIRE: "a job died in a child that was killed for the job before it; it goes back to its queue",
 }
 """Lines about running jobs whose attempt left no other trace."""
 
@@ -156,7 +157,6 @@ class Pool:
     can: Capabilities = field(default_factory=Capabilities)  # the capabilities of its backend
     queues: dict[str, float] = field(init=False)
     """Queue that the pool serves → its weight; {} until the app has loaded, if the settings name none."""
-    queues_came: bool = False  # an app has loaded: the loop tells the threads what to serve, and they look round
     told_unserved: set[str] = field(default_factory=set)  # warnings about what nothing serves that were logged
     target: int = 0
     cpus: int = field(default_factory=usable_cpus)
@@ -213,7 +213,7 @@ class Pool:
     """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
     closed_to_hooks: frozenset[str] | None = None
     """Queues whose `queue_handlers` keep the app's `on_death` hooks out; None = the app has none."""
-    app_came: bool = False  # an app has loaded; the loop tells the settle thread of its hooks
+    app_came: bool = False  # an app has loaded: the loop tells its threads of hooks and queues, and they look round
     fetch_came: int = 0  # messages of fetches that were taken in; the loop tells the fetch thread
     shortest_lease: float = 0.0  # seconds for which the shortest of its leases lasts; 0 = as long as was asked for
     has_booted: bool = False  # a child was ready, at any time
@@ -233,8 +233,9 @@ class Pool:
     child_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     generations: Iterator[int] = field(default_factory=lambda: count(1))
     """Never used before: children of an old fork server must not be taken for the new one's."""
-    observers: dict[type[Any], Callable[[Pool, Any], None]] = field(default_factory=dict)
-    """By kind of event: called before it is applied."""
+    record: Callable[[list[tuple[Delivery, Settlement, Settled]]], None] | None = None  # notes answers for the history
+    dead_peaks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1000))
+    """Of the children that ended last: when that was, and the peak of resident memory."""
     never_started: dict[str, int] = field(default_factory=dict)
     unsettled: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Id → handler, name and attempts of jobs whose leases ended here without a verdict: a reaper knows only the id."""

@@ -111,7 +111,6 @@ def make_telemetry(
     backend: QueueBackend,
     board: Scoreboard,
     inbox: Inbox,
-    version: str,
     also: MetricsCollector | None = None,
 ) -> Telemetry | None:
     """Make what the settings ask for, if anything. Raises `JobpoolError`: a taken port, no such directory."""
@@ -127,11 +126,11 @@ def make_telemetry(
         return None
     calls = LoopCalls(inbox)
     if place is None:
-        writer, observer = None, Observer(backend.clock, version)
+        writer, observer = None, Observer()
     else:
         feed: Feed[Recorded] = Feed(history.keep)
         writer = _writer(settings, place, calls, feed)
-        observer = Observer(backend.clock, version, feed, lambda: writer.dropped)
+        observer = Observer(feed, lambda: writer.dropped)
     server = _server(settings, board, calls, observer)
     running = RunningThread(backend.keys, calls, board) if keeps else None
     rollups = _rollups(settings, backend, calls, observer) if keeps and settings.rollups else None

@@ -65,6 +65,7 @@ class MasterThread(threading.Thread, ABC):
         super().__init__(name=name, daemon=True)
         self._inbox = inbox
         self._halt = threading.Event()
+        self._broker_retry = BrokerRetry(inbox, self._halt, name)
 
     @abstractmethod
     def serve(self) -> None:
@@ -90,7 +91,7 @@ class BrokerRetry:
     always fails and one that always succeeds do not take turns in the log. `stop`: set when the thread is to end.
     """
 
-    def __init__(self, inbox: Receiver, stop: threading.Event, thread: str = "") -> None:
+    def __init__(self, inbox: Receiver, stop: threading.Event, thread: str) -> None:
         self._inbox = inbox
         self._stop = stop
         self._thread = thread
@@ -155,7 +156,6 @@ class RenewThread(MasterThread):
         self._held = held
         self._shortest = ttl
         self._turn = threading.Event()
-        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
 
     def expect(self, lasts: float) -> None:
         """Be in time for a held lease that lasts this many seconds. Returns at once."""
@@ -233,7 +233,6 @@ class ControlThread(MasterThread):
         self._backend = backend
         self._describe = describe
         self._wanted = wanted
-        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._known: control.Asked | None = None
         self._over: deque[str] = deque()
         self._told: list[object] = []

@@ -173,7 +173,6 @@ def _place_of(url: str) -> tuple[str, ...]:
 
 
 def note_path(directory: Path, name: str, pid: int) -> Path:
-    """Return where the note of this pool lies."""
     return directory / f"{name}.{pid}.json"
 
 

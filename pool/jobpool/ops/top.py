@@ -149,7 +149,6 @@ def order(pool: PoolFile, verb: str, row: SlotRow) -> str:
 
 
 def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> SlotRow:
-    """Combine the two parts of a slot's page."""
     # The child knows whether it is busy; only the master, whether it is missing or ending.
     state = child.state.name.lower()
     if not master.pid or child.pid != master.pid or master.state == "dying":

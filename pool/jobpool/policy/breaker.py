@@ -123,7 +123,7 @@ class CircuitBreaker:
 class Breakers:
     """A circuit breaker for each queue. Thread-safe: one thread fetches, another tells what else was answered."""
 
-    def __init__(self, make: Callable[[], CircuitBreaker]) -> None:
+    def __init__(self, make: Callable[[], CircuitBreaker] = CircuitBreaker) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._open: set[str] = set()

@@ -83,7 +83,7 @@ def outcome_of_death(ending: EndReason, ending_text: str, death: Death) -> Outco
             return ended.MemoryExceeded(text, death.to_text())
         case EndReason.CANCEL:
             return ended.Cancelled(text, death.to_text())
-        case EndReason.STOP:
+        case EndReason.STOP | EndReason.RETIRE:
             return ended.Stopped()
         case EndReason.LOST:
             return ended.LostLease()

@@ -79,7 +79,6 @@ class Limits(Struct, frozen=True):
         return bool(self._all())
 
     def of(self, queue: str) -> QueueLimits:
-        """Return those of one queue."""
         most, rate = self.concurrency.get(queue), self.rates.get(queue)
         return QueueLimits(
             self.idempotency_ttl,
@@ -200,10 +199,6 @@ class LocalLimits:
         queues = {*limits.concurrency, *limits.rates}
         self._of = {queue: LocalLimit(limits.concurrency.get(queue)) for queue in queues}
         self._lock = threading.Lock()
-
-    def __bool__(self) -> bool:
-        """Return whether any queue has one."""
-        return bool(self._of)
 
     def room(self, queue: str, count: int, now: float) -> int:
         """Return how many of `count` messages may be fetched."""

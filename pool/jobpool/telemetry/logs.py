@@ -201,7 +201,6 @@ class BackgroundStream(io.TextIOBase):
         return self._size > MAX_UNWRITTEN_BYTES // 2
 
     def refuse(self) -> None:
-        """Count a line that was not written because of that."""
         with self._changed:
             self._left_out += 1
 

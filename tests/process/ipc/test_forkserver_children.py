@@ -29,8 +29,8 @@ def test_a_child_writes_its_page_leads_a_group_and_holds_no_descriptor_but_its_o
         nurse.bear(0)
         child = nurse.bear(slot=2)
         wait_until(lambda: nurse.board.slot(2).child.read().state is ChildState.IDLE)
-        assert nurse.board.slot(2).child.pid == child.pid
-        assert nurse.board.slot(1).child.pid == 0
+        assert nurse.board.slot(2).child.read().pid == child.pid
+        assert nurse.board.slot(1).child.read().pid == 0
         report = child.ask("report")
         assert report["pid"] == report["group"] == child.pid
         assert report["parent"] == report["session"] == nurse.server.pid

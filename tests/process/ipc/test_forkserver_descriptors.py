@@ -38,6 +38,6 @@ def test_the_child_is_refused_and_its_fork_server_goes_on() -> None:
             assert ev.SpawnRefused in map(type, events)
             children.spawn(Slot(0, child=2, generation=1))
             assert not [event for event in heard(children, ev.ChildReady) if isinstance(event, ev.ForkServerGone)]
-            assert (server.closed, server.broken) == (False, "")
+            assert not server.closed
         finally:
             children.close()

@@ -135,7 +135,7 @@ def test_a_request_that_is_no_frame_ends_the_fork_server_and_its_children() -> N
         assert nurse.server.wait(LIMIT) == 1
 
 
-def test_rubbish_from_the_fork_server_makes_the_master_kill_it() -> None:
+def test_rubbish_from_the_fork_server_makes_the_master_kill_it_and_say_why(caplog: pytest.LogCaptureFixture) -> None:
     with Nurse() as nurse:
         nurse.hear(Loaded)
         theirs, ours = packets.pair()
@@ -146,8 +146,9 @@ def test_rubbish_from_the_fork_server_makes_the_master_kill_it() -> None:
             theirs.send(b"rubbish")
             assert nurse.server.receive() == []
         assert nurse.server.closed
-        assert "rubbish" not in nurse.server.broken
-        assert "was killed" in nurse.server.broken
+        [told] = caplog.records
+        assert "a packet of 7 bytes is not a frame" in vars(told)["fields"]["why"]
+        assert "rubbish" not in str(vars(told))
         assert nurse.server.wait(LIMIT) == -signal.SIGKILL
         its_own.close()
 

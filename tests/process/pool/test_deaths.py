@@ -238,6 +238,6 @@ def kill_who_said(pool: PoolProcess, ident: str, said: str) -> bool:
     """SIGKILL to the child that runs the message, once it has printed this; False: there is none yet."""
     with Scoreboard.open(pool.note().board) as board:
         pages = [board.slot(index) for index in range(board.slots)]
-        found = [page.child for page in pages if said in page.printed.read(page.child.nonce)]
-        pids = [child.pid for child in found if child.read().ident == ident]
+        found = [page.child.read() for page in pages if said in page.printed.read(page.child.nonce)]
+        pids = [child.pid for child in found if child.ident == ident]
     return any(kill_child(pool, pid) for pid in pids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_the_stack_of_a_child_shows_where_its_handler_is_and_hurts_nothing(rig: 
     assert "the child is stopped, or the kernel holds it" in order(pool.note(), "stack", idle)
     os.kill(idle.pid, signal.SIGCONT)
     assert pool.log("stack of a child") == []
+
+
+def test_two_people_who_ask_at_once_both_see_the_stack(rig: Rig) -> None:
+    pool = rig.start_pool(*UNLIMITED, workers=1).wait_ready(1)
+    ident = rig.enqueue("hang", {"how": "hang_in_sum"})
+    rig.wait_started(ident)
+    row = running(rig, pool, ident)
+    with ThreadPoolExecutor(2) as people:
+        stacks = list(people.map(lambda _: order(pool.note(), "stack", row), range(2)))
+    assert ["in hang_in_sum" in stack for stack in stacks] == [True, True], stacks
 
 
 def test_the_job_of_a_child_is_cancelled(rig: Rig) -> None:

@@ -21,7 +21,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended
 from jobpool.message.settlement import Ack, Release
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.breaker import CircuitBreaker
+from jobpool.policy.breaker import Breakers, CircuitBreaker
 from jobpool.policy.inspection import LeaseInspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
@@ -70,7 +70,8 @@ class Desk(Running[FetchThread]):
         self.backend = backend = Watched()
         backend._keys = keys(backend._turn, backend._store)
         queues, inspector = ((QUEUE, 1.0), (OTHER, 1.0)), LeaseInspector(EnvelopeSigner(), {})
-        super().__init__(lambda inbox: FetchThread(backend, queues, 30.0, inspector, inbox, limits, breaker))
+        super().__init__(lambda inbox: FetchThread(backend, queues, 30.0, inspector, inbox, limits))
+        self.thread._breakers = Breakers(breaker)
         self.running: list[JobLease] = []
         self.refused = 0
         self._taken_in = 0

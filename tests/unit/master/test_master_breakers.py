@@ -15,7 +15,7 @@ def fail(breakers: Breakers, queue: str, times: int, now: float) -> list[float]:
 
 
 def test_a_queue_that_fails_is_left_alone_and_the_others_are_not() -> None:
-    breakers = Breakers(CircuitBreaker)
+    breakers = Breakers()
     fail(breakers, "a", 5, now=0.0)
     assert not breakers.allow("a", 0.0)
     assert breakers.wait("a", 0.0) == 2.0
@@ -33,7 +33,7 @@ def test_it_is_told_once_when_one_opens_and_once_when_it_closes() -> None:
 
 
 def test_a_good_answer_about_the_queue_lets_the_probe_through() -> None:
-    breakers = Breakers(CircuitBreaker)
+    breakers = Breakers()
     fail(breakers, "a", 5, now=0.0)
     breakers.answered(["b"], 0.1)
     assert not breakers.allow("a", 0.1)

@@ -253,6 +253,26 @@ class TestForkServersThatDoNotAnswer:
         assert stage.pool.boot.failures == 0
 
 
+class TestKillsThatComeLate:
+    @pytest.mark.parametrize("why", ["memory", "lost"])
+    def test_the_job_behind_one_that_had_just_answered_is_not_charged_with_its_kill(self, why: str) -> None:
+        stage = Stage(workers=1, memory_limit=MemoryLimit(2**20)).boot()
+        slot = stage.run("report")
+        stage.lease("report")
+        behind = stage.pool.ready.popleft()
+        slot.hand([behind], stage.now)
+        if why == "memory":
+            stage.tell(ev.Sampled([(slot.child, 2**30, 0.0, False)], stage.now))
+        else:
+            stage.pool.lose(slot.deliveries[0])
+        assert of(stage.after(0.02), act.KillChild) or slot.killed_at
+        stage.answer(slot)
+        stage.settled.clear()
+        stage.die(slot, signal=signal.SIGKILL)
+        assert stage.settled == [(behind.lease.id, Release())]
+        assert GIVEN_BACK[EndReason.RETIRE] in [note.event for note in stage.pool.notes]
+
+
 class TestDeathsOfTheForkServer:
     def test_attempts_that_die_with_it_are_released_and_not_begun_ones_do_not_count(self) -> None:
         stage = Stage(workers=2).boot()
@@ -1232,7 +1252,7 @@ class TestReload:
 
     def test_quit_asks_for_stacks(self) -> None:
         stage = Stage(workers=1).boot()
-        assert len(of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.WriteStacks)) == 1
+        assert of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.TellStack) == [act.TellStack(stage.idle[0], None)]
 
 
 class TestBrokenChannels:

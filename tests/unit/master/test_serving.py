@@ -46,7 +46,7 @@ def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_
     stage.tell()
     stage.load(handlers=[REPORT])
     assert stage.pool.queues == {"reports": 1.0}
-    assert stage.pool.queues_came
+    assert stage.pool.app_came
     stage.tell(ev.SignalCame(signal.SIGHUP))
     stage.load(generation=2, handlers=[MAIL])
     assert list(stage.pool.queues) == ["reports", "default", "mails"], "jobs of the old code may wait in its queue"

@@ -96,3 +96,16 @@ def test_an_early_signal_whose_exception_was_ignored_ends_the_next_call_or_is_pa
             signals.close()
     assert [*map(signal.getsignal, ours)] == before
     assert "SystemExit" not in capfd.readouterr().err
+
+
+def test_the_handler_of_a_program_in_c_that_python_cannot_put_back_leaves_the_default() -> None:
+    before = signal.getsignal(signal.SIGTTIN)
+    signals = Signals()
+    signals.install()
+    try:
+        signals._before[signal.SIGTTIN] = None  # as `signal.signal` returns for it
+        signals.close()
+        assert signal.getsignal(signal.SIGTTIN) is signal.SIG_DFL
+        assert signal.set_wakeup_fd(-1) == -1, "or the pool's closed pipe would get each later signal"
+    finally:
+        signal.signal(signal.SIGTTIN, before)

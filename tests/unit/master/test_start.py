@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from msgspec.structs import replace
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.ipc.linux import open_fds
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.master.run import cron_start, fork_server_config, run_pool
-from jobpool.message.setting_types import MemoryLimit, Recycle
+from jobpool.message.setting_types import Address, MemoryLimit, Recycle
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
@@ -47,6 +50,15 @@ def test_a_broker_without_keys_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigurationError, match="scheduler beside the pool needs a broker that keeps keys") as refusal:
         run_pool(SETTINGS, backend=NoKeys())
     assert "--only-scheduler" not in str(refusal.value), "a pool has no such flag"
+
+
+def test_a_start_that_is_refused_leaves_no_descriptor_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(backend="memory://", metrics=Address("127.0.0.1", taken.getsockname()[1]))
+        before = open_fds()
+        with pytest.raises(JobpoolError, match="cannot be listened on"):
+            run_pool(settings, backend=MemoryBackend())
+        assert open_fds() == before
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,6 @@ def test_a_queue_without_limits_has_no_gate() -> None:
     limits.begun("b", 0, HELD, now=0.0)
     assert limits.room("b", 64, now=0.0) == 64
     assert limits.wait("b", now=0.0) == 0.0
-    assert not LocalLimits(Limits(concurrency_per_key={"a": 4}))
 
 
 def test_no_more_is_fetched_than_this_pool_may_run() -> None:

@@ -13,6 +13,7 @@ import pytest
 from support.descriptors import open_descriptors
 from support.waiting import wait_until
 
+from jobpool import __version__
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
@@ -62,7 +63,7 @@ def some_settings(**fields: Any) -> Settings:
 
 def watchers(inbox: Inbox, board: Scoreboard, url: str = "memory://", **fields: Any) -> Telemetry | None:
     with closing(open_backend(url)) as backend:
-        return make_telemetry(some_settings(**fields), backend, board, inbox, "1.0")
+        return make_telemetry(some_settings(**fields), backend, board, inbox)
 
 
 class Loop:
@@ -139,15 +140,14 @@ def test_the_end_lets_go_of_those_who_wait_and_refuses_those_who_come(inbox: Inb
 
 @pytest.fixture
 def observer() -> Observer:
-    with closing(open_backend("memory://")) as backend:
-        return Observer(backend.clock, "9.9")
+    return Observer()
 
 
 def test_the_metrics_page(inbox: Inbox, observer: Observer) -> None:
     with Loop(inbox):
         page = metrics_page(LoopCalls(inbox), observer, "")
     assert page.status == 200
-    assert 'jobpool_build_info{version="9.9"} 1.0' in page.body.decode()
+    assert f'jobpool_build_info{{version="{__version__}"}} 1.0' in page.body.decode()
 
 
 def test_the_metrics_page_of_a_loop_that_has_ended(inbox: Inbox, observer: Observer) -> None:

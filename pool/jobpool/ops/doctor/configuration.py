@@ -23,7 +23,6 @@ USUAL_PATIENCE = 5.0  # seconds that a call may take where the URL says nothing:
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
-    """Judge the settings alone."""
     yield from judge_keys(settings)
     yield from judge_fit(settings)
     yield judge_ttl(settings.ttl, settings.backend)
@@ -65,7 +64,6 @@ def judge_fit(settings: Settings) -> Iterator[Finding]:
 
 
 def judge_crashes(max_crashes: int) -> Finding:
-    """Judge the budget of crashes."""
     if max_crashes:
         return Finding("crashes", Level.OK, f"max_crashes is {max_crashes}")
     why = "a job that crashes its process each time does so for ever"
@@ -150,7 +148,6 @@ def judge_timeout(default_timeout: float, max_timeout: float) -> Finding:
 
 
 def judge_retries(retry: RetryPolicy) -> Finding:
-    """Judge the budget of attempts."""
     strategy, attempts = retry.strategy, retry.max_attempts
     if strategy == "none" and attempts > 1:
         why = "the attempts follow each other at once, so an outage of a second uses them all up"

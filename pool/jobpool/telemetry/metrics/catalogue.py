@@ -46,7 +46,6 @@ METRICS: list[Metric] = []
 
 
 def _metric(kind: Kind, name: str, labels: str, text: str, buckets: tuple[float, ...] = ()) -> Metric:
-    """Add a metric to the table."""
     METRICS.append(Metric(name, kind, tuple(labels.split()), text, buckets))
     return METRICS[-1]
 

@@ -56,7 +56,6 @@ class Histogram(Struct):
         self.counts = self.counts[:] or [0] * (len(self.edges) + 1)
 
     def add(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
@@ -155,7 +154,6 @@ class MemoryMetrics(MetricsCollector):
         return (OTHER,) * len(labels)
 
     def series(self, queue: str, handler: str) -> Series:
-        """Return where jobs of that handler on that queue are counted."""
         by_handler = self._series.setdefault(queue, {})
         if handler not in by_handler:
             if self._count >= self._most:

@@ -101,7 +101,6 @@ def stamp(moment: float) -> str:
 
 
 def minute_of(moment: float) -> int:
-    """Return the Unix time at which the moment's minute begins."""
     return int(moment // MINUTE) * MINUTE
 
 

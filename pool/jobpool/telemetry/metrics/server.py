@@ -96,7 +96,6 @@ class _Http(ThreadingMixIn, TCPServer):
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection."""
         try:
             return super().get_request()
         except OSError:
@@ -141,7 +140,6 @@ class _Http(ThreadingMixIn, TCPServer):
             self._changed.notify()
 
     def answering(self, request: Any) -> None:
-        """Note that this connection has sent its request."""
         with self._changed:
             if request in self._open:
                 self._open[request].is_idle = False
@@ -182,7 +180,6 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Serve the page of that path."""
         self.server.answering(self.request)
         page = self._page()
         self.send_response(page.status)
