@@ -175,7 +175,7 @@ class AttemptRunner:
         attempt.handler, attempt.daemons = job.envelope.job, handler.allow_daemons
         attempt.started, attempt.started_at = started, started_at
         if self._cut and attempt.error:
-            attempt.error += ending.cut_hint(attempt.error, self._cut)
+            attempt.error = ending.with_cut_hint(attempt.error, self._cut)
         self._end(attempt, job)
         if reporter.left_open():
             attempt.left_open = True

@@ -41,8 +41,8 @@ AT_A_BREAKPOINT = (
 _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EPERM, errno.EBADF, errno.ENOTSOCK}
 """Errors of system calls that tell of this process more than of what it asked for."""
 
-_OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(errno.ENOTSOCK)
-"""Words of an error whose cause may be a descriptor that was cut off; SQLite says the second."""
+_OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), os.strerror(errno.ENOTSOCK), "disk I/O error", "socket closed"
+"""Words of an error whose cause may be a descriptor that was cut off; SQLite and psycopg say the last ones."""
 
 
 class Attempt(Struct):
@@ -173,14 +173,17 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__} (it cannot be shown)"
 
 
-def cut_hint(error: str, cut: Collection[str]) -> str:
-    """Return an addition for an error that a descriptor may explain which the child does not have; "" for any other."""
+def with_cut_hint(error: str, cut: Collection[str]) -> str:
+    """Return the error; if a descriptor that the child does not have may explain it, its headline says so."""
     if not any(words in error for words in _OF_CUT_DESCRIPTORS):
-        return ""
-    return (
-        f" (the app's import opened what its children do not have: {', '.join(cut)}; open it in the handler, or anew"
-        " in a hook of os.register_at_fork(after_in_child=…): docs/forking.md)"
+        return error
+    end = error.find("\n", error.rfind(headline(error) or ""))
+    head, notes = (error, "") if end < 0 else (error[:end], error[end:])
+    hint = (
+        f"the app's import opened what its children do not have: {', '.join(cut)}; open it in the handler, or anew"
+        " in a hook of os.register_at_fork(after_in_child=…): docs/forking.md"
     )
+    return f"{head} ({hint}){notes}"
 
 
 def below_ours(trace: TracebackType | None) -> TracebackType | None:

@@ -273,6 +273,17 @@ def test_the_seconds_of_a_timeout_are_written_plainly(seconds: float, text: str)
     assert timeout_text("n", seconds, None, 100) == f"Job 'n' exceeded maximum execution time of {text} seconds."
 
 
+def test_the_headline_of_an_error_with_notes_names_what_the_child_does_not_have() -> None:
+    from jobpool.handlers.ending import with_cut_hint
+
+    told = "Traceback (most recent call last):\n  File …\nOperationalError: {}\n[SQL: insert]"
+    error = with_cut_hint(told.format("disk I/O error"), ["own.db"])
+    assert "disk I/O error (the app's import opened" in error
+    assert "own.db" in (headline(error) or "")
+    assert error.endswith("\n[SQL: insert]")
+    assert with_cut_hint(told.format("no such table"), ["own.db"]) == told.format("no such table")
+
+
 def test_streams_and_alarm_are_given_back() -> None:
     def mine(*_: Any) -> None: ...
 
