@@ -24,7 +24,7 @@ from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_sec
 from jobpool.message.capped_text import cap_text
 from jobpool.message.definition import JobDefinition
 from jobpool.message.masking import Masker
-from jobpool.message.outcome import ExecutionResult, ResultKind, overran
+from jobpool.message.outcome import ExecutionResult, ResultKind
 from jobpool.message.payload import json_form
 from jobpool.message.printable import headline
 from jobpool.message.results import capped
@@ -191,11 +191,6 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     return trace
-
-
-def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
-    """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
-    return where_met(overran(name, seconds), stack, cap, hook)
 
 
 def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -> str:

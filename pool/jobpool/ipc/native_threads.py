@@ -61,8 +61,7 @@ def _count() -> int:
 
 def _fork_for_nothing() -> None:
     """Have libraries prepare for a fork: OpenBLAS ends its threads. The hooks of Python code are not called."""
-    fork = ctypes.PyDLL(None).fork
-    pid = fork()
+    pid = ctypes.PyDLL(None).fork()
     if pid == 0:
         os._exit(0)
     if pid > 0:

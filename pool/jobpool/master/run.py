@@ -167,13 +167,11 @@ def _hearing_requests(settings: Settings, children: ChildProcesses) -> Iterator[
 
 
 def _environ_of_app(settings: Settings, backend: QueueBackend) -> dict[str, str]:
-    """Return the environment without the credentials of the broker and of the pool; log which of the broker's went.
-
-    Children share the processors: two with as many threads of BLAS or OpenMP each were eight times as slow.
-    """
+    """Return the environment without the credentials of the broker and of the pool; log which of the broker's went."""
     kept = [name for name in backend.credential_variables if name in os.environ]
     if kept:
         log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
+    # Children share the processors: two with all of them for BLAS or OpenMP were eight times as slow.
     return {"OMP_NUM_THREADS": str(max(1, usable_cpus() // settings.workers)), **scrubbed(os.environ, kept)}
 
 

@@ -28,7 +28,7 @@ from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
-from jobpool.message.outcome import ExecutionResult, ResultKind
+from jobpool.message.outcome import ExecutionResult, ResultKind, overran
 from jobpool.message.printable import headline
 from jobpool.message.signing import EnvelopeSigner
 
@@ -268,9 +268,7 @@ def test_a_timeout_ends_the_handler_and_says_so() -> None:
     ("seconds", "text"), [(1.0, "1"), (3600.0, "3600"), (1234567.0, "1234567"), (0.5, "0.5"), (1e-9, "1e-09")]
 )
 def test_the_seconds_of_a_timeout_are_written_plainly(seconds: float, text: str) -> None:
-    from jobpool.handlers.ending import timeout_text
-
-    assert timeout_text("n", seconds, None, 100) == f"Job 'n' exceeded maximum execution time of {text} seconds."
+    assert overran("n", seconds) == f"Job 'n' exceeded maximum execution time of {text} seconds."
 
 
 def test_the_headline_of_an_error_with_notes_names_what_the_child_does_not_have() -> None:
