@@ -37,7 +37,7 @@ from jobpool.message.context import JobContext, go_on
 from jobpool.message.definition import JobDefinition, check_enqueue_to, result_ttl_of
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.masking import Masker
-from jobpool.message.outcome import ExecutionResult, ResultKind
+from jobpool.message.outcome import ExecutionResult, ResultKind, overran
 
 if TYPE_CHECKING:
     from jobpool.broker.values import NewMessage, Ticket
@@ -176,7 +176,7 @@ class AttemptRunner:
         attempt.handler, attempt.daemons = job.envelope.job, handler.allow_daemons
         attempt.started, attempt.started_at = started, started_at
         if self._cut and attempt.error:
-            attempt.error += ending.cut_hint(attempt.error, self._cut)
+            attempt.error = ending.with_cut_hint(attempt.error, self._cut)
         self._end(attempt, job)
         if reporter.left_open():
             attempt.left_open = True
@@ -217,7 +217,7 @@ class AttemptRunner:
         elif attempt.kind is not ResultKind.TIMEOUT and self._alarm.expired(now):
             attempt.kind = ResultKind.TIMEOUT
             name = job.envelope.name or job.envelope.job
-            attempt.error = ending.timeout_text(name, job.timeout, self._alarm.stack, self._cap, hook)
+            attempt.error = ending.where_met(overran(name, job.timeout), self._alarm.stack, self._cap, hook)
 
     def _after(
         self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun, hooks: Hooks | None = None

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import socket
 import struct
 import sys
+from select import POLLIN, poll  # by name, as in fork_server.py
 from time import monotonic
 
 from setproctitle import setproctitle
@@ -148,8 +148,8 @@ class Child:
             self._take()  # text printed before the first job belongs to none
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
         boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER_S * 1e6)))
-        self._more_work = select.poll()
-        self._more_work.register(boot.work, select.POLLIN)
+        self._more_work = poll()
+        self._more_work.register(boot.work, POLLIN)
         self._state = ProcessState(boot.trace_fd)
         self._recycling = RecyclePolicy(boot)
 

@@ -26,6 +26,7 @@ _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 JOBS_SPREAD = 0.1  # fraction by which `max_jobs` is drawn apart: children leave one by one
 MAX_LEAKED_FDS = 64  # descriptors above those of its start with which a child stays
 LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
+_NAMES_CHARS = 100  # of threads, in a line of the log
 SWEEP_LIMIT_S = 0.5  # for which killing left-over processes may hold the result up; the fork server sweeps again
 
 _SOL_SOCKET = socket.SOL_SOCKET
@@ -71,8 +72,8 @@ class RecyclePolicy:
         if swept:
             return "processes"
         allowed = self._threads + attempt.hook_threads
-        if _thread._count() > allowed and not _threads_ended(allowed):
-            return "threads"
+        if _thread._count() > allowed and (left := _living_threads(allowed)):
+            return left
         if self._leaks_descriptors():
             return DESCRIPTORS
         if self._options.max_rss and self._outgrown(self._options.max_rss):
@@ -121,14 +122,16 @@ class RecyclePolicy:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
 
 
-def _threads_ended(allowed: int) -> bool:
+def _living_threads(allowed: int) -> str:
+    """Return "threads" with the names of the newest ones, if more than `allowed` are still alive after a moment."""
     give_up = monotonic() + LAST_WORDS_S
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, give_up - monotonic()))
-            if _thread._count() <= allowed:
-                break
-    return _thread._count() <= allowed
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    for thread in others:
+        thread.join(max(0.0, give_up - monotonic()))
+        if _thread._count() <= allowed:
+            return ""
+    names = ", ".join(thread.name for thread in others[allowed - _thread._count() :] if thread.is_alive())
+    return f"threads: {names[:_NAMES_CHARS]}" if names else "threads"
 
 
 def resident() -> int:

@@ -24,7 +24,7 @@ from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable, check_sec
 from jobpool.message.capped_text import cap_text
 from jobpool.message.definition import JobDefinition
 from jobpool.message.masking import Masker
-from jobpool.message.outcome import ExecutionResult, ResultKind, overran
+from jobpool.message.outcome import ExecutionResult, ResultKind
 from jobpool.message.payload import json_form
 from jobpool.message.printable import headline
 from jobpool.message.results import capped
@@ -41,8 +41,8 @@ AT_A_BREAKPOINT = (
 _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EPERM, errno.EBADF, errno.ENOTSOCK}
 """Errors of system calls that tell of this process more than of what it asked for."""
 
-_OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(errno.ENOTSOCK)
-"""Words of an error whose cause may be a descriptor that was cut off; SQLite says the second."""
+_OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), os.strerror(errno.ENOTSOCK), "disk I/O error", "socket closed"
+"""Words of an error whose cause may be a descriptor that was cut off; SQLite and psycopg say the last ones."""
 
 
 class Attempt(Struct):
@@ -173,14 +173,17 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__} (it cannot be shown)"
 
 
-def cut_hint(error: str, cut: Collection[str]) -> str:
-    """Return an addition for an error that a descriptor may explain which the child does not have; "" for any other."""
+def with_cut_hint(error: str, cut: Collection[str]) -> str:
+    """Return the error; if a descriptor that the child does not have may explain it, its headline says so."""
     if not any(words in error for words in _OF_CUT_DESCRIPTORS):
-        return ""
-    return (
-        f" (the app's import opened what its children do not have: {', '.join(cut)}; open it in the handler, or anew"
-        " in a hook of os.register_at_fork(after_in_child=…): docs/forking.md)"
+        return error
+    end = error.find("\n", error.rfind(headline(error) or ""))
+    head, notes = (error, "") if end < 0 else (error[:end], error[end:])
+    hint = (
+        f"the app's import opened what its children do not have: {', '.join(cut)}; open it in the handler, or anew"
+        " in a hook of os.register_at_fork(after_in_child=…): docs/forking.md"
     )
+    return f"{head} ({hint}){notes}"
 
 
 def below_ours(trace: TracebackType | None) -> TracebackType | None:
@@ -188,11 +191,6 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     return trace
-
-
-def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
-    """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
-    return where_met(overran(name, seconds), stack, cap, hook)
 
 
 def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
 from collections.abc import Collection
+from select import POLLIN, POLLOUT, poll  # by name: an app's `monkey_patch` takes it out of the module
 
 from jobpool.ipc import linux, packets, postfork
 from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
@@ -54,8 +54,8 @@ class ForkServer:
         self._strays_left = False
         self._master_gone = False
         self._pid, self._master = os.getpid(), os.getppid()
-        self._poll = select.poll()
-        self._poll.register(control, select.POLLIN)
+        self._poll = poll()
+        self._poll.register(control, POLLIN)
 
     def run(self) -> None:
         """Serve until the master is gone; nothing of the pool is alive below this process afterwards."""
@@ -78,12 +78,12 @@ class ForkServer:
         control = ready.pop(self._control.fileno(), 0)
         if ready or self._strays_left:
             self._collect(ready)
-        if control & select.POLLOUT:
+        if control & POLLOUT:
             self._outbox.flush()
-        if control & ~select.POLLOUT:
+        if control & ~POLLOUT:
             self._read()
-        waiting = select.POLLOUT if self._outbox else 0
-        self._poll.modify(self._control, select.POLLIN | waiting)
+        waiting = POLLOUT if self._outbox else 0
+        self._poll.modify(self._control, POLLIN | waiting)
 
     def _read(self) -> None:
         for _ in range(_REQUESTS_AT_ONCE):
@@ -113,7 +113,7 @@ class ForkServer:
             self._outbox.send(SpawnFailed(frame.child, f"the child could not be forked: {error}").encode())
             return
         spawned = self._children[pidfd] = Spawned(frame.child, pid)
-        self._poll.register(pidfd, select.POLLIN)
+        self._poll.register(pidfd, POLLIN)
         self._outbox.send(spawned.encode(), [pidfd])
 
     def _fork(self, spawn: Spawn, fds: list[int], page: ChildPage) -> tuple[int, int]:

@@ -33,6 +33,7 @@ import time
 import traceback
 import warnings
 from pkgutil import resolve_name
+from threading import get_ident  # by name: an app's `monkey_patch` replaces it in the module
 
 import setproctitle
 from msgspec.structs import replace
@@ -144,6 +145,7 @@ def prepared(handlers: list[HandlerInfo], inheritance: Inheritance, preload: boo
 
     `preload` False, or `threads` found: it is not to be forked. Blocks for `THREADS_LIMIT_S` if there are threads.
     """
+    faulthandler.cancel_dump_traceback_later()  # in a child it would wait for a thread that no fork has
     threads, native = _living_threads() if preload else [], 0
     if preload and not threads:
         unforkable, native = native_threads.settle()
@@ -174,7 +176,7 @@ def _sentence(error: BaseException, options: ChildOptions) -> str:
 def _living_threads() -> list[str]:
     """Name the Python threads beside the main one that are still alive after `THREADS_LIMIT_S`."""
     give_up = time.monotonic() + THREADS_LIMIT_S
-    while (idents := set(sys._current_frames()) - {threading.get_ident()}) and time.monotonic() < give_up:
+    while (idents := set(sys._current_frames()) - {get_ident()}) and time.monotonic() < give_up:
         time.sleep(0.005)
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return sorted(names.get(ident, f"thread {ident}") for ident in idents)

@@ -18,9 +18,9 @@ from pathlib import Path
 _PAUSE_HARD = 2  # omp_pause_hard of <omp.h>: end the threads, forget the rest
 _RTLD_NOLOAD = 4  # of <dlfcn.h>: only a library that is loaded already
 
-_LIBRARY = re.compile(r"/[^\n]*/(?:lib|_)?(gomp|omppool|polars|arrow|iomp5|omp)[-._][^/\n]*")
+_LIBRARY = re.compile(r"/[^\n]*/(?:lib|_)?(gomp|omppool|polars|cygrpc|arrow|iomp5|omp)[-._][^/\n]*")
 _NUMBA = "omppool"  # ends a child that uses it, also when OpenMP has begun anew: it compares the pid
-_NOT_FORKABLE = {"gomp": "OpenMP (libgomp)", _NUMBA: "Numba (OpenMP)", "polars": "Polars"}
+_NOT_FORKABLE = {"gomp": "OpenMP (libgomp)", _NUMBA: "Numba (OpenMP)", "polars": "Polars", "cygrpc": "gRPC"}
 _FORKABLE = {"arrow", "iomp5", "omp"}
 
 
@@ -61,8 +61,7 @@ def _count() -> int:
 
 def _fork_for_nothing() -> None:
     """Have libraries prepare for a fork: OpenBLAS ends its threads. The hooks of Python code are not called."""
-    fork = ctypes.PyDLL(None).fork
-    pid = fork()
+    pid = ctypes.PyDLL(None).fork()
     if pid == 0:
         os._exit(0)
     if pid > 0:

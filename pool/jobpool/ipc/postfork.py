@@ -11,10 +11,10 @@ import contextlib
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from socket import AF_UNIX, SOCK_SEQPACKET, socket  # by name: an app's `monkey_patch` replaces it in the module
 from typing import NoReturn
 
 from jobpool.ipc import linux
@@ -81,8 +81,8 @@ def settle_in(
     return ChildBoot(
         slot=spawn.slot,
         child=spawn.child,
-        work=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=work),
-        channel=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel),
+        work=socket(AF_UNIX, SOCK_SEQPACKET, 0, fileno=work),
+        channel=socket(AF_UNIX, SOCK_SEQPACKET, 0, fileno=channel),
         page=page,
         trace_fd=trace,
         output_fd=output,

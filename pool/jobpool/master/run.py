@@ -38,6 +38,7 @@ from jobpool.master.settle_thread import COUNT_EVERY_S, SettleThread
 from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
 from jobpool.message.masking import Masker
+from jobpool.message.setting_types import usable_cpus
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import LeaseInspector
 from jobpool.policy.limits import Limits
@@ -137,7 +138,7 @@ def _run(
         telemetry = make_telemetry(settings, backend, board, inbox, collector)
         if telemetry is not None:
             stack.callback(telemetry.close)
-        children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(backend), begun)
+        children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(settings, backend), begun)
         signals.install()
         children.watch(signals.fileno(), signals.read)
         master = _master(settings, pool, backend, signer, board, children, inbox, telemetry, neighbourhood)
@@ -163,12 +164,13 @@ def _hearing_requests(settings: Settings, children: ChildProcesses) -> Iterator[
         yield
 
 
-def _environ_of_app(backend: QueueBackend) -> dict[str, str]:
+def _environ_of_app(settings: Settings, backend: QueueBackend) -> dict[str, str]:
     """Return the environment without the credentials of the broker and of the pool; log which of the broker's went."""
     kept = [name for name in backend.credential_variables if name in os.environ]
     if kept:
         log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
-    return scrubbed(os.environ, kept)
+    # Children share the processors: two with all of them for BLAS or OpenMP were eight times as slow.
+    return {"OMP_NUM_THREADS": str(max(1, usable_cpus() // settings.workers)), **scrubbed(os.environ, kept)}
 
 
 def _fatal(pool: Pool) -> JobpoolError:

@@ -11,15 +11,14 @@ from jobpool.child.attempt import JobToRun, run_attempt
 from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
-from jobpool.handlers.ending import Attempt, timeout_text
+from jobpool.handlers.ending import Attempt
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message import producer
-from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Crashed, ExecutionResult, Outcome, ResultKind, Status, WorkerResult
+from jobpool.message.outcome import Crashed, ExecutionResult, Outcome, ResultKind, Status, WorkerResult, overran
 from jobpool.message.settlement import Forfeit, Settled, Settlement
 from jobpool.testing.faults import BrokerDown, Crash, Fault, FaultPlan, LoseLease, Point, Timeout
 
@@ -109,7 +108,7 @@ class FaultyWorker(QueueWorker):
         if isinstance(self.struck, Timeout):
             name = job.envelope.name or job.envelope.job
             attempt.kind = ResultKind.TIMEOUT
-            attempt.error = timeout_text(name, job.timeout, None, DEFAULT_CAP)
+            attempt.error = overran(name, job.timeout)
             attempt.follow_ups = ()
         self._output = attempt.output
         return attempt

@@ -68,7 +68,7 @@ def test_an_intended_daemon_lives_as_long_as_its_child(start_child: Start) -> No
 
 def test_a_leaked_thread_ends_the_child(start_child: Start) -> None:
     child = start_child()
-    assert child.succeed("leak_thread", {"seconds": 60}).leaving == "threads"
+    assert child.succeed("leak_thread", {"seconds": 60}).leaving == "threads: Thread-1 (sleep)"
     assert child.exit_status() == 0
 
 

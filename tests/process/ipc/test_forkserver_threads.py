@@ -10,7 +10,7 @@ import pytest
 from support.nurse import Nurse
 
 from jobpool.ipc.frames import Loaded
-from jobpool.ipc.native_threads import libraries_in
+from jobpool.ipc.native_threads import judge, libraries_in
 
 LIBRARY = "libgomp.so.1"
 
@@ -46,3 +46,16 @@ def test_threads_of_an_unknown_library_are_counted_unless_each_child_imports_the
         loaded = nurse.hear(Loaded)
         assert (loaded.preloaded, loaded.threads, loaded.native) == (preload, [], 2 * preload)
         nurse.bear()
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("site-packages/grpc/_cython/cygrpc.cpython-311-x86_64-linux-gnu.so", "gRPC"),
+        ("_polars_runtime.abi3.so", "Polars"),
+    ],
+)
+def test_threads_of_a_library_that_breaks_in_a_fork_are_named(path: str, name: str) -> None:
+    found = set(libraries_in(f"7f0-7f1 r-xp 0 fe:00 7 /lib/{path}\n").values())
+    assert judge(6, found, paused=True) == (f"native threads of {name}", 0)
+    assert judge(0, found, paused=True) == ("", 0), "it is imported, and not used yet"

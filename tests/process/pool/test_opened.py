@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from support.poolrig import Rig
 
 APP = Path(__file__).parents[2] / "support" / "apps_opened.py"
@@ -13,6 +14,19 @@ PAGE = Path(__file__).parents[3] / "docs" / "forking.md"
 LINES = 800
 CHILDREN = 16
 ENQUEUING = "import jobpool\n@jobpool.handler\ndef mail(path: str): ...\n{}mail.enqueue('a')\n"
+TIMED = """
+import faulthandler, jobpool
+faulthandler.dump_traceback_later(3600)  # its thread is not in a fork
+@jobpool.handler
+def again(ctx: jobpool.JobContext) -> None: ...
+"""
+PATCHED = """
+import select, socket, threading, jobpool
+@jobpool.handler
+def again(ctx: jobpool.JobContext) -> None: ...
+del select.poll
+socket.socket = threading.get_ident = object  # as `monkey_patch` of gevent and eventlet do
+"""
 ENQUEUES = "the app enqueues at its import, so each start adds its jobs again"
 
 
@@ -50,7 +64,7 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
 
     assert pool.log(ENQUEUES) == []
     replaced = {entry["id"]: entry["why"] for entry in pool.log("a child is replaced")}
-    assert replaced[thread] == "threads"
+    assert replaced[thread] == "threads: Thread-1 (sleep)"
     assert not set(closing) & set(replaced), "a file of the app's own that a handler closes is not a leak"
 
 
@@ -58,3 +72,12 @@ def test_an_app_that_enqueues_at_its_import_is_told_so(rig: Rig) -> None:
     (rig.directory / "enqueuing.py").write_text(ENQUEUING.format(""))
     pool = rig.run_pool("--until-empty", app="enqueuing.py")
     assert [entry["level"] for entry in pool.log(ENQUEUES)] == ["warning"]
+
+
+@pytest.mark.parametrize("app", [TIMED, PATCHED])
+def test_jobs_of_an_app_that_sets_a_timer_of_stacks_or_patches_the_standard_library_succeed(rig: Rig, app: str) -> None:
+    (rig.directory / "odd.py").write_text(app)
+    rig.enqueue_many("again", [{}] * 3)
+    pool = rig.run_pool("--until-empty", "--fail-on-dead", "--default-timeout", "5", app="odd.py")
+    assert pool.wait() == 0
+    assert [entry["event"] for entry in pool.log() if entry["level"] != "info"] == []

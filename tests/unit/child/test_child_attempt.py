@@ -28,7 +28,7 @@ from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
-from jobpool.message.outcome import ExecutionResult, ResultKind
+from jobpool.message.outcome import ExecutionResult, ResultKind, overran
 from jobpool.message.printable import headline
 from jobpool.message.signing import EnvelopeSigner
 
@@ -268,9 +268,18 @@ def test_a_timeout_ends_the_handler_and_says_so() -> None:
     ("seconds", "text"), [(1.0, "1"), (3600.0, "3600"), (1234567.0, "1234567"), (0.5, "0.5"), (1e-9, "1e-09")]
 )
 def test_the_seconds_of_a_timeout_are_written_plainly(seconds: float, text: str) -> None:
-    from jobpool.handlers.ending import timeout_text
+    assert overran("n", seconds) == f"Job 'n' exceeded maximum execution time of {text} seconds."
 
-    assert timeout_text("n", seconds, None, 100) == f"Job 'n' exceeded maximum execution time of {text} seconds."
+
+def test_the_headline_of_an_error_with_notes_names_what_the_child_does_not_have() -> None:
+    from jobpool.handlers.ending import with_cut_hint
+
+    told = "Traceback (most recent call last):\n  File …\nOperationalError: {}\n[SQL: insert]"
+    error = with_cut_hint(told.format("disk I/O error"), ["own.db"])
+    assert "disk I/O error (the app's import opened" in error
+    assert "own.db" in (headline(error) or "")
+    assert error.endswith("\n[SQL: insert]")
+    assert with_cut_hint(told.format("no such table"), ["own.db"]) == told.format("no such table")
 
 
 def test_streams_and_alarm_are_given_back() -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc.linux import open_fds
 from jobpool.ipc.scheduler_process import CronStart
+from jobpool.master import run
 from jobpool.master.run import cron_start, fork_server_config, run_pool
 from jobpool.message.setting_types import Address, MemoryLimit, Recycle
 from jobpool.settings import Settings
@@ -40,6 +41,18 @@ def test_the_settings_cross_as_json() -> None:
     assert (start.name, start.log_level, start.log_format, start.only) == ("shop", "debug", "json", False)
     assert (start.options.apps, start.options.sys_path) == (["shop.jobs"], ["/srv/shop"])
     assert start.options.queue_handlers == {"reports": ["report"]}
+
+
+@pytest.mark.parametrize(("cpus", "own", "threads"), [(8, None, "2"), (2, None, "1"), (8, "8", "8")])
+def test_children_share_the_processors_unless_the_environment_says_how(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, own: str | None, threads: str
+) -> None:
+    monkeypatch.setattr(run, "usable_cpus", lambda: cpus)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    environ = run._environ_of_app(Settings(workers=4), MemoryBackend())
+    assert environ["OMP_NUM_THREADS"] == threads
 
 
 class NoKeys(MemoryBackend):
