@@ -160,7 +160,7 @@ class Parameters:
             if isinstance(value, self._model):
                 return value
             if args:
-                raise Mismatch(f"{wanted!r} must be {self._model.__name__}, not {type(value).__name__}")
+                raise Mismatch(f"must be {self._model.__name__}, not {type(value).__name__}", wanted)
         for key, value in kwargs.items():
             if type(value) in _SETS:  # refused elsewhere, because JSON has none: here a parameter says how it is read
                 kwargs[key] = list(value)
@@ -171,28 +171,27 @@ class Parameters:
         kind = self._model
         known = fields_of(kind)[0] if kind is not None and dataclasses.is_dataclass(kind) else self._converters
         try:
-            known.get(name, self._further)(value, name)
+            known.get(name, self._further)(value)
         except Mismatch:
             return False
         return True
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(self._positions, args, strict=False))
-        wrong = "leave out the context" if self.context in kwargs else ""
+        by = f"; its first parameter {self.context!r} is the job's context, given by the pool" if self.context else ""
         if len(args) > len(self._positions):
-            wrong = f"it takes {len(self._positions)} by position, not {len(args)}"
-        elif twice := given.keys() & kwargs.keys():
-            wrong = f"{min(twice)!r} is given twice"
-        if wrong:
-            context = f"; its first parameter {self.context!r} is the job's context, given by the pool"
-            raise Mismatch(wrong + (context if self.context else ""))
+            raise Mismatch(f"takes {len(self._positions)} by position, not {len(args)}{by}")
+        if twice := given.keys() & kwargs.keys():
+            raise Mismatch(f"is given twice{by}", min(twice))
+        if self.context in kwargs:
+            raise Mismatch(f"must be left out{by}", self.context)
         return given | kwargs
 
     def _check_names(self, fields: dict[str, Any]) -> None:
         """Refuse an unknown field before its value: a value that JSON cannot carry was often not meant for it."""
         for name in fields:
             if name not in self._converters and (self._taken is None or name in self._taken):
-                raise Mismatch(f"{unknown(name, _IT_TAKES, self._converters)}{_NOT_FIELDS.get(name, '')}")
+                raise unknown(name, _IT_TAKES, self._converters, _NOT_FIELDS.get(name, ""))
 
     @staticmethod
     def _read_none(context: str) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
@@ -200,7 +199,7 @@ class Parameters:
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is dict and context in payload:
-                raise Mismatch(f"field {context!r} would be lost, as {_annotate(context)}")
+                raise Mismatch(f"would be lost, as {_annotate(context)}", context)
             return (), {}
 
         return read
@@ -209,8 +208,8 @@ class Parameters:
     def _read_model(only: Parameter, hint: Any) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]:
         convert = converter(hint)
         if only.kind is Parameter.KEYWORD_ONLY:
-            return lambda payload: ((), {only.name: convert(payload, "")})
-        return lambda payload: ((convert(payload, ""),), {})
+            return lambda payload: ((), {only.name: convert(payload)})
+        return lambda payload: ((convert(payload),), {})
 
     def _read_fields(self, hints: dict[str, Any]) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
         named = [parameter for parameter in self._rest if parameter.kind in FILLED_BY_NAME]
@@ -222,8 +221,8 @@ class Parameters:
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is not dict:
-                raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-            return (), fill(payload, "", self._converters, required, _IT_TAKES, self._taken, self._further)
+                raise Mismatch(f"must be an object with the handler's parameters, not {type(payload).__name__}")
+            return (), fill(payload, self._converters, required, _IT_TAKES, self._taken, self._further)
 
         return read
 

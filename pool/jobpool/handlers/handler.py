@@ -138,7 +138,7 @@ class Handler(Generic[P, R]):
             builder = JobBuilder(self.name, given)
             if parameters.read is not None:
                 model, fields = parameters.read(builder.payload)
-                check_types(given, model[0] if model else fields, hint=parameters.hints)
+                check_types(given, model[0] if model else fields, parameters.hints)
         except Mismatch as mismatch:
             raise self._refused(mismatch) from None
         return builder.queue(self.queues[0]) if self.queues else builder

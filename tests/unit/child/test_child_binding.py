@@ -15,12 +15,12 @@ from uuid import UUID
 
 import pydantic
 import pytest
-from support.built_in import context
+from support.built_in import context, read
 from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.binding import PayloadMismatch, bind, check_shape
-from jobpool.handlers.conversion import Mismatch, converter
+from jobpool.handlers.conversion import Mismatch
 from jobpool.message.context import JobContext
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def test_a_payload_that_does_not_fit_names_handler_and_field() -> None:
     ],
 )
 def test_a_value_is_converted(annotation: Any, value: Any, converted: Any) -> None:
-    answer = converter(annotation)(value, "f")
+    answer = read(annotation, value)
     assert answer == converted
     assert type(answer) is type(converted)
 
@@ -238,7 +238,7 @@ def test_a_wrong_value_is_named() -> None:
         (None, 1, "must be null"),
     ]:
         with row(annotation, value), pytest.raises(Mismatch) as raised:
-            converter(annotation)(value, "f")
+            read(annotation, value)
         assert text in str(raised.value), (annotation, value)
 
 
