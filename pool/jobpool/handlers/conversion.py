@@ -19,7 +19,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from operator import call
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
@@ -50,9 +50,8 @@ class Mismatch(ValueError):
 
 def is_model(annotation: Any) -> bool:
     """Return whether an annotation stands for a whole payload: a dataclass, or a class with `model_validate`."""
-    if not isinstance(annotation, type):
-        return False
-    return dataclasses.is_dataclass(annotation) or callable(getattr(annotation, "model_validate", None))
+    is_class = isinstance(annotation, type)
+    return is_class and (dataclasses.is_dataclass(annotation) or hasattr(annotation, "model_validate"))
 
 
 def is_data(annotation: Any) -> bool:
@@ -83,6 +82,8 @@ def converter(annotation: Any) -> Convert:
         return _of_fields(origin, lambda: fields_of(origin, inner), origin)
     if isinstance(origin, type) and issubclass(origin, tuple) and hasattr(origin, "_fields"):
         return _named_tuple(origin)
+    if isinstance(origin, type) and issubclass(origin, PurePath):
+        return _parsed("a path", origin, str)
     if origin in _QUALIFIERS:
         return converter(inner[0])
     if origin in (typing.Union, types.UnionType):
@@ -149,7 +150,6 @@ _SCALARS: dict[Any, Convert] = {
     time: _parsed("a time in ISO 8601", time.fromisoformat, str),
     Decimal: _parsed("a decimal number as text", _decimal, str),
     UUID: _parsed("a UUID", UUID, str),
-    Path: _parsed("a path", Path, str),
 }
 
 
@@ -393,20 +393,30 @@ else:
     signature, annotations_of = inspect.signature, inspect.get_annotations
 
 
+def call_problem(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
+    """Return why a function cannot be called with these arguments; "" = it can, or a builtin does not tell."""
+    try:
+        signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return ""
+
+
 def resolve_hints(owner: Any) -> dict[str, Any]:
     """Return the annotations of a function or class as objects, without those whose names cannot be found.
 
     One by one, because `typing.get_type_hints` gives up on all of them when one was imported for type checkers only.
     """
-    annotations: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for holder in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
-        annotations.update(annotations_of(holder))
-    names = _names(owner)
-    hints = {}
-    for name, annotation in annotations.items():
-        holder = type("_Holder", (), {"__annotations__": {name: annotation}})
-        with contextlib.suppress(Exception):  # an annotation may be any expression
-            hints[name] = typing.get_type_hints(holder, *names, include_extras=True)[name]
+        names = _names(holder)
+        for name, annotation in annotations_of(holder).items():
+            hints.pop(name, None)  # of a base
+            carrier = type("_Carrier", (), {"__annotations__": {name: annotation}})
+            with contextlib.suppress(Exception):  # an annotation may be any expression
+                hints[name] = typing.get_type_hints(carrier, *names, include_extras=True)[name]
     return hints
 
 

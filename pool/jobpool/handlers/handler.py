@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from jobpool.errors import ConfigurationError, InvalidJob, check_seconds
 from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
-from jobpool.handlers.conversion import Mismatch, check_types, signature
+from jobpool.handlers.conversion import Mismatch, call_problem, check_types, signature
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
@@ -266,12 +266,8 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))  # type: ignore[attr-defined]
         raise ConfigurationError(f"{shown} is abstract: {missing} is not written")
-    try:
-        signature(cls).bind()
-    except TypeError as error:
-        raise ConfigurationError(f"{shown} is made anew for each attempt, without arguments: {error}") from None
-    except ValueError:
-        pass  # a builtin that does not tell
+    if problem := call_problem(cls):
+        raise ConfigurationError(f"{shown} is made anew for each attempt, without arguments: {problem}")
 
     @functools.wraps(getattr(cls, method))
     def function(*args: Any, **fields: Any) -> Any:

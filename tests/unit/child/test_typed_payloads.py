@@ -335,8 +335,11 @@ def test_named_tuples_generic_dataclasses_and_iterables_are_read_as_they_are_ann
 def test_further_fields_are_read_as_they_are_annotated() -> None:
     def sums(ctx: JobContext, **amounts: int) -> None: ...
 
+    def orders(ctx: JobContext, **lines: Line) -> None: ...
+
     with pytest.raises(InvalidJob, match="field 'tax' must be a whole number, not '3'"):
         Handler(sums).define(net=1, tax="3")  # type: ignore[arg-type]
+    assert Handler(orders).define(first=Line("a")).payload == {"first": {"text": "a", "share": 1.0, "colour": "red"}}  # type: ignore[arg-type]
 
 
 def test_an_object_inside_a_dataclass_or_of_a_union_does_not_change_its_type() -> None:

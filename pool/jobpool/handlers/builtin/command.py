@@ -75,7 +75,7 @@ def _reader(function: Callable[..., Any], named: str, place: str) -> Call:
 
     Raises `ConfigurationError`: it takes `**fields`, which no word can fill. `named`: its name in texts.
     """
-    parameters = (parameters_of(function) or [])[1:]
+    parameters = parameters_of(function)[1:]
     if [parameter.name for parameter in parameters] == [_RAW] and parameters[0].kind in FILLED_BY_NAME:
         return lambda ctx, words: function(ctx, **{_RAW: words})
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
@@ -177,10 +177,7 @@ class _Options:
 
 
 def _of_text(annotation: Any) -> Callable[[str, str], Any]:
-    """Return a `converter` of texts, and of the names that errors give them.
-
-    A text that is written as a number is taken for it where a text does not fit.
-    """
+    """Return a `converter` of a text and its name: one that is written as a number is taken for it where need be."""
     convert = converter(annotation)
 
     def from_text(text: str, name: str) -> Any:
