@@ -35,6 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])  # the function that a decorator take
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 CONTEXT_NAMES = ("ctx", "context", "job", "self")  # for a context without a type; it may begin with _ too
 _SETS = (set, frozenset)
+_JSON_TYPES = (str, int, float, bool, list, dict, type(None))
 _IT_TAKES = "it takes"
 _NOT_FIELDS = {
     "connection": "; to enqueue within your transaction: jobs.enqueue(handler.define(…), connection=…)",
@@ -82,6 +83,9 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
             raise ConfigurationError(f"{shown}, takes the job's context twice: no payload fills {parameter.name!r}")
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
+        # One with a default need not be filled.
+        if parameter.default is Parameter.empty and _is_foreign(hint := hints.get(parameter.name), *_JSON_TYPES):
+            raise ConfigurationError(f"{shown}: {_cannot_be(parameter.name, hint)}")
 
 
 def bind(function: Callable[..., Any], name: str, kind: str = "handler", parameters: Parameters | None = None) -> Bound:

@@ -279,6 +279,9 @@ def positional(ctx: JobContext, a: int, /) -> None: ...
 def of_bytes(data: bytes) -> None: ...
 
 
+def later_bytes(ctx: JobContext, data: bytes) -> None: ...
+
+
 def with_default_bytes(ctx: JobContext, data: bytes = b"") -> None: ...
 
 
@@ -350,6 +353,7 @@ def test_a_function_that_no_job_could_call_is_refused() -> None:
         (positional, "parameter 'a' cannot be filled by name: drop the '/'"),
         (positional_data, "parameter 'a' cannot be filled by name: drop the '/'"),
         (of_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to"),
+        (later_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to: choose another type"),
         (of_celery, "'path' has no type, and so is the job's context: annotate it (path: str, or path: jobpool."),
         (of_any_data, "parameter 'path' has no type, and so is the job's context"),
         (Plain.method, "is a method: decorate its class"),
