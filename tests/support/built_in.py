@@ -23,7 +23,7 @@ def enveloped(handler: str, payload: Any) -> JobEnvelope:
 
 def read(annotation: Any, value: Any, name: str = "f") -> Any:
     """What a handler gets for a field of this annotation. Raises `Mismatch`."""
-    return fill({name: value}, {name: converter(annotation)}, [], "it takes")[name]
+    return fill({name: value}, {name: converter(annotation)})[name]
 
 
 def context(payload: Any) -> JobContext:

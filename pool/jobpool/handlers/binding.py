@@ -36,7 +36,6 @@ FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 CONTEXT_NAMES = ("ctx", "context", "job", "self")  # for a context without a type; it may begin with _ too
 _SETS = (set, frozenset)
 _JSON_TYPES = (str, int, float, bool, list, dict, type(None))
-_IT_TAKES = "it takes"
 _NOT_FIELDS = {
     "connection": "; to enqueue within your transaction: jobs.enqueue(handler.define(…), connection=…)",
     "countdown": "; to start later: handler.define(…).delay(seconds).dispatch()",
@@ -83,8 +82,9 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
             raise ConfigurationError(f"{shown}, takes the job's context twice: no payload fills {parameter.name!r}")
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
-        # One with a default need not be filled.
-        if parameter.default is Parameter.empty and _is_foreign(hint := hints.get(parameter.name), *_JSON_TYPES):
+        # One with a default need not be filled, and pydantic's EmailStr and its like stand for texts.
+        hint = parameter.default is Parameter.empty and hints.get(parameter.name)
+        if _is_foreign(hint, *_JSON_TYPES) and not hasattr(hint, "__get_pydantic_core_schema__"):
             raise ConfigurationError(f"{shown}: {_cannot_be(parameter.name, hint)}")
 
 
@@ -188,7 +188,7 @@ class Parameters:
         """Refuse an unknown field before its value: a value that JSON cannot carry was often not meant for it."""
         for name in fields:
             if name not in self._converters and (self._taken is None or name in self._taken):
-                raise unknown(name, _IT_TAKES, self._converters, _NOT_FIELDS.get(name, ""))
+                raise unknown(name, self._converters, mend=_NOT_FIELDS.get(name, ""))
 
     @staticmethod
     def _read_none(context: str) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
@@ -227,7 +227,7 @@ class Parameters:
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is not dict:
                 raise Mismatch(f"must be an object with the handler's parameters, not {type(payload).__name__}")
-            return (), fill(payload, self._converters, required, _IT_TAKES, self._taken, self._further)
+            return (), fill(payload, self._converters, required, taken=self._taken, further=self._further)
 
         return read
 

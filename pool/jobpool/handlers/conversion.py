@@ -192,7 +192,7 @@ def _named_tuple(kind: Any) -> Convert:
 
 
 def _object(convert: Convert) -> Convert:
-    return _exactly(dict, "an object", lambda value: fill(value, {}, (), "", (), convert))
+    return _exactly(dict, "an object", lambda value: fill(value, {}, taken=(), further=convert))
 
 
 def _union(inner: tuple[Any, ...]) -> Convert:
@@ -306,8 +306,8 @@ def _filled_in(hint: Any, variables: Mapping[Any, Any]) -> Any:
 def fill(
     value: Mapping[str, Any],
     fields: Mapping[str, Convert],
-    required: Iterable[str],
-    known: str,
+    required: Iterable[str] = (),
+    known: str = "it takes",
     taken: Container[str] | None = None,
     further: Convert = unchanged,
 ) -> dict[str, Any]:
@@ -321,7 +321,7 @@ def fill(
         convert = fields.get(name)
         if convert is None:
             if taken is None or name in taken:
-                raise unknown(name, known, fields)
+                raise unknown(name, fields, known)
             convert = further
         try:
             filled[name] = convert(item)
@@ -367,7 +367,7 @@ def check_types(given: Any, back: Any, hint: Any = None) -> None:
             raise
 
 
-def unknown(name: str, known: str, fields: Iterable[str], mend: str = "") -> Mismatch:
+def unknown(name: str, fields: Iterable[str], known: str = "it takes", mend: str = "") -> Mismatch:
     """Return the error of a field that is not there. `known`: begins the list of those that are."""
     return Mismatch(f"is unknown; {known} {', '.join(map(repr, fields)) or 'none'}{mend}", name)
 

@@ -284,7 +284,5 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
 def _is_plain(cls: type, method: str) -> bool:
     """Return whether it is a method of instances, with a place for one."""
     found = inspect.getattr_static(cls, method, None)
-    if not inspect.isfunction(found):
-        return False
-    kinds = (parameter.kind for parameter in signature(found).parameters.values())
-    return any(kind not in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for kind in kinds)
+    own = signature(found).parameters.values() if inspect.isfunction(found) else ()
+    return any(part.kind not in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for part in own)
