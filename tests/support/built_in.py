@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from jobpool.child.attempt import JobToRun, run_attempt
+from jobpool.handlers.conversion import converter, fill
 from jobpool.handlers.ending import Attempt
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.allowances import Allowances
@@ -18,6 +19,11 @@ from jobpool.message.signing import EnvelopeSigner
 def enveloped(handler: str, payload: Any) -> JobEnvelope:
     body = encode(JobDefinition(handler, payload), identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
     return decode(body, attempts=0)
+
+
+def read(annotation: Any, value: Any, name: str = "f") -> Any:
+    """What a handler gets for a field of this annotation. Raises `Mismatch`."""
+    return fill({name: value}, {name: converter(annotation)})[name]
 
 
 def context(payload: Any) -> JobContext:

@@ -5,13 +5,12 @@ Models of a payload are known by their `model_validate`: pydantic is never impor
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import Parameter
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from jobpool.errors import ConfigurationError, Unrecoverable
 from jobpool.handlers.conversion import (
@@ -36,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])  # the function that a decorator take
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 CONTEXT_NAMES = ("ctx", "context", "job", "self")  # for a context without a type; it may begin with _ too
 _SETS = (set, frozenset)
-_IT_TAKES = "it takes"
+_JSON_TYPES = (str, int, float, bool, list, dict, type(None))
 _NOT_FIELDS = {
     "connection": "; to enqueue within your transaction: jobs.enqueue(handler.define(…), connection=…)",
     "countdown": "; to start later: handler.define(…).delay(seconds).dispatch()",
@@ -72,8 +71,6 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         raise ConfigurationError(f"{shown}, is a generator and would never run: take the yield out")
     parameters = parameters_of(function)
-    if parameters is None:
-        return
     takes_context = _takes_context(parameters, hints := hints_of(function))
     needs_context = kind != "handler" or JobContext in [hints.get(part.name) for part in parameters]
     if needs_context and not takes_context:
@@ -85,6 +82,10 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
             raise ConfigurationError(f"{shown}, takes the job's context twice: no payload fills {parameter.name!r}")
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
+        # One with a default need not be filled, and pydantic's EmailStr and its like stand for texts.
+        hint = parameter.default is Parameter.empty and hints.get(parameter.name)
+        if _is_foreign(hint, *_JSON_TYPES) and not hasattr(hint, "__get_pydantic_core_schema__"):
+            raise ConfigurationError(f"{shown}: {_cannot_be(parameter.name, hint)}")
 
 
 def bind(function: Callable[..., Any], name: str, kind: str = "handler", parameters: Parameters | None = None) -> Bound:
@@ -97,17 +98,12 @@ def bind(function: Callable[..., Any], name: str, kind: str = "handler", paramet
     if read is None:
         return lambda ctx: awaited(function(ctx))
 
-    def without_context(_: JobContext, /, *model: Any, **fields: Any) -> Any:
-        return function(*model, **fields)
-
-    call = function if known.context else without_context
-
     def run(ctx: JobContext) -> Any:
         try:
             model, fields = read(ctx.payload)
         except Mismatch as mismatch:
             raise PayloadMismatch(f"the payload does not fit {kind} {name!r}: {mismatch}") from None
-        return awaited(call(ctx, *model, **fields))
+        return awaited(function(ctx, *model, **fields) if known.context else function(*model, **fields))
 
     return run
 
@@ -125,8 +121,7 @@ class Parameters:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        known = parameters_of(function)
-        every = [Parameter("ctx", Parameter.POSITIONAL_ONLY)] if known is None else known
+        every = parameters_of(function)
         self.hints = hints = hints_of(function)
         takes_context = _takes_context(every, hints)
         self.context = every[0].name if takes_context else ""
@@ -137,9 +132,10 @@ class Parameters:
         self._taken: set[str] | None = None  # names that no further field may have; None = there are no further fields
         self._model: type | None = None
         self.read: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
-        if len(self._rest) == 1 and is_model(hint := hints.get(self._rest[0].name)):
+        first = self._rest[0] if len(self._rest) == 1 else None
+        if first and first.kind is not Parameter.VAR_KEYWORD and is_model(hint := hints.get(first.name)):
             self._model = hint
-            self.read = self._read_model(self._rest[0], hint)
+            self.read = self._read_model(first, hint)
         elif not takes_context or any(part.kind is not Parameter.VAR_POSITIONAL for part in self._rest):
             self.read = self._read_fields(hints)
         self._by_field = self.read is not None and self._model is None
@@ -160,7 +156,8 @@ class Parameters:
             if isinstance(value, self._model):
                 return value
             if args:
-                raise Mismatch(f"{wanted!r} must be {self._model.__name__}, not {type(value).__name__}")
+                kind = type(value).__name__
+                raise Mismatch(f"must be {self._model.__name__}, not {kind}; or give its fields by name", wanted)
         for key, value in kwargs.items():
             if type(value) in _SETS:  # refused elsewhere, because JSON has none: here a parameter says how it is read
                 kwargs[key] = list(value)
@@ -171,28 +168,27 @@ class Parameters:
         kind = self._model
         known = fields_of(kind)[0] if kind is not None and dataclasses.is_dataclass(kind) else self._converters
         try:
-            known.get(name, self._further)(value, name)
+            known.get(name, self._further)(value)
         except Mismatch:
             return False
         return True
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(self._positions, args, strict=False))
-        wrong = "leave out the context" if self.context in kwargs else ""
+        by = f"; its first parameter {self.context!r} is the job's context, given by the pool" if self.context else ""
         if len(args) > len(self._positions):
-            wrong = f"it takes {len(self._positions)} by position, not {len(args)}"
-        elif twice := given.keys() & kwargs.keys():
-            wrong = f"{min(twice)!r} is given twice"
-        if wrong:
-            context = f"; its first parameter {self.context!r} is the job's context, given by the pool"
-            raise Mismatch(wrong + (context if self.context else ""))
+            raise Mismatch(f"takes {len(self._positions)} by position, not {len(args)}{by}")
+        if twice := given.keys() & kwargs.keys():
+            raise Mismatch(f"is given twice{by}", min(twice))
+        if self.context in kwargs:
+            raise Mismatch(f"must be left out{by}", self.context)
         return given | kwargs
 
     def _check_names(self, fields: dict[str, Any]) -> None:
         """Refuse an unknown field before its value: a value that JSON cannot carry was often not meant for it."""
         for name in fields:
             if name not in self._converters and (self._taken is None or name in self._taken):
-                raise Mismatch(f"{unknown(name, _IT_TAKES, self._converters)}{_NOT_FIELDS.get(name, '')}")
+                raise unknown(name, self._converters, mend=_NOT_FIELDS.get(name, ""))
 
     @staticmethod
     def _read_none(context: str) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
@@ -200,7 +196,7 @@ class Parameters:
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is dict and context in payload:
-                raise Mismatch(f"field {context!r} would be lost, as {_annotate(context)}")
+                raise Mismatch(f"would be lost, as {_annotate(context)}", context)
             return (), {}
 
         return read
@@ -208,9 +204,17 @@ class Parameters:
     @staticmethod
     def _read_model(only: Parameter, hint: Any) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]:
         convert = converter(hint)
-        if only.kind is Parameter.KEYWORD_ONLY:
-            return lambda payload: ((), {only.name: convert(payload, "")})
-        return lambda payload: ((convert(payload, ""),), {})
+
+        def read(payload: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            try:
+                model = convert(payload)
+            except Mismatch as mismatch:
+                if type(payload) is dict and payload.keys() == {only.name}:
+                    mismatch.args = (f"{mismatch.args[0]}; the whole payload is the {hint.__name__}",)
+                raise
+            return ((), {only.name: model}) if only.kind is Parameter.KEYWORD_ONLY else ((model,), {})
+
+        return read
 
     def _read_fields(self, hints: dict[str, Any]) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
         named = [parameter for parameter in self._rest if parameter.kind in FILLED_BY_NAME]
@@ -222,8 +226,8 @@ class Parameters:
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is not dict:
-                raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-            return (), fill(payload, "", self._converters, required, _IT_TAKES, self._taken, self._further)
+                raise Mismatch(f"must be an object with the handler's parameters, not {type(payload).__name__}")
+            return (), fill(payload, self._converters, required, taken=self._taken, further=self._further)
 
         return read
 
@@ -257,13 +261,22 @@ def _check_context(plain: Any, parameters: list[Parameter], hints: dict[str, Any
     takes_fields = any(part.kind in FILLED_BY_NAME for part in others)  # else a call with arguments is refused
     if takes_fields and _untyped(first, hints) and name not in CONTEXT_NAMES and not name.startswith("_"):
         raise ConfigurationError(f"{shown}: {_annotate(name)}")
-    if isinstance(hint, type) and hint is not Any:
-        with contextlib.suppress(TypeError):  # a protocol: the context may be of its kind
-            if not (issubclass(JobContext, hint) or issubclass(hint, JobContext)):
-                raise ConfigurationError(
-                    f"{shown}: parameter {name!r} cannot be a {hint.__name__}, which no payload is converted to:"
-                    " choose another type, or put ctx: jobpool.JobContext before it"
-                )
+    if _is_foreign(hint, JobContext):
+        raise ConfigurationError(f"{shown}: {_cannot_be(name, hint)}, or put ctx: jobpool.JobContext before it")
+
+
+def _is_foreign(hint: Any, *kinds: type) -> TypeGuard[type]:
+    """Return whether an annotation is a class that no payload is converted to, and that has nothing of these kinds."""
+    if not isinstance(hint, type) or hint is Any or is_data(hint):
+        return False
+    try:
+        return not any(issubclass(kind, hint) or issubclass(hint, kind) for kind in kinds)
+    except TypeError:  # a protocol: they may be of its kind
+        return False
+
+
+def _cannot_be(name: str, hint: type) -> str:
+    return f"parameter {name!r} cannot be a {hint.__name__}, which no payload is converted to: choose another type"
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -281,9 +294,9 @@ def _annotated(function: Any) -> Any:
     return inspect.unwrap(getattr(type(function), "__call__", function))  # noqa: B004 - the method itself is wanted
 
 
-def parameters_of(function: Callable[..., Any]) -> list[Parameter] | None:
-    """Return the parameters; None for a builtin that does not tell, which is then called with the context alone."""
+def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
+    """Return the parameters; of a builtin that does not tell, the context alone."""
     try:
         return list(signature(function).parameters.values())
     except (TypeError, ValueError):
-        return None
+        return [Parameter("ctx", Parameter.POSITIONAL_ONLY)]

@@ -18,11 +18,13 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from pathlib import Path, PurePath
+from operator import call
+from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-Convert = Callable[[Any, str], Any]  # of a value and the path of its field ("" = the payload itself)
+Convert = Callable[[Any], Any]
+Fields = tuple[Mapping[str, Convert], list[str]]  # the readers of an object's fields, and the names that it must have
 _QUALIFIERS = (typing.Annotated, typing.Required, typing.NotRequired, getattr(typing, "ReadOnly", typing.Annotated))
 """The origins of annotations that stand around a type; `ReadOnly` is there from Python 3.13 on."""
 
@@ -31,14 +33,25 @@ _MAX_FIELDS_NAMED = 5  # fields of a model that an error names
 
 
 class Mismatch(ValueError):
-    """A value is not what its annotation asks for. The text starts with the field."""
+    """A value is not what its annotation asks for. The text starts with the field.
+
+    Attributes:
+        steps: The names and positions that lead to the value, from the inside out; [] = the whole payload.
+        wanted: A name for the values that fit; "" = the problem is a different one.
+    """
+
+    def __init__(self, problem: str, *steps: str | int, wanted: str = "") -> None:
+        super().__init__(problem)
+        self.steps, self.wanted = list(steps), wanted
+
+    def __str__(self) -> str:
+        return f"{_named(reversed(self.steps))} {self.args[0]}"
 
 
 def is_model(annotation: Any) -> bool:
     """Return whether an annotation stands for a whole payload: a dataclass, or a class with `model_validate`."""
-    if not isinstance(annotation, type):
-        return False
-    return dataclasses.is_dataclass(annotation) or callable(getattr(annotation, "model_validate", None))
+    is_class = isinstance(annotation, type)
+    return is_class and (dataclasses.is_dataclass(annotation) or hasattr(annotation, "model_validate"))
 
 
 def is_data(annotation: Any) -> bool:
@@ -55,18 +68,22 @@ def converter(annotation: Any) -> Convert:
     """Return a function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
     if isinstance(annotation, typing.NewType):
         return converter(annotation.__supertype__)
+    if isinstance(annotation, dataclasses.InitVar):
+        return converter(annotation.type)
     if callable(getattr(annotation, "model_validate", None)):
         return _model(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _enum(annotation)
     if typing.is_typeddict(annotation):
-        return _of_fields(annotation, _fields_of_typed_dict, dict)
+        return _of_fields(annotation, lambda: _fields_of_typed_dict(annotation), dict)
     origin = typing.get_origin(annotation) or annotation
     inner = typing.get_args(annotation)
     if dataclasses.is_dataclass(origin) and isinstance(origin, type):
-        return _of_fields(origin, lambda kind: fields_of(kind, inner), origin)
+        return _of_fields(origin, lambda: fields_of(origin, inner), origin)
     if isinstance(origin, type) and issubclass(origin, tuple) and hasattr(origin, "_fields"):
         return _named_tuple(origin)
+    if isinstance(origin, type) and issubclass(origin, PurePath):
+        return _parsed("a path", origin, str)
     if origin in _QUALIFIERS:
         return converter(inner[0])
     if origin in (typing.Union, types.UnionType):
@@ -83,27 +100,27 @@ def converter(annotation: Any) -> Convert:
     return _SCALARS.get(origin, unchanged)
 
 
-def unchanged(value: Any, _where: str) -> Any:
+def unchanged(value: Any) -> Any:
     return value
 
 
-def _exactly(kind: type, wanted: str) -> Convert:
-    def convert(value: Any, where: str) -> Any:
-        if type(value) is kind:
-            return value
-        raise _wrong(where, wanted, value)
+def _exactly(kind: type, wanted: str, build: Convert | None = None) -> Convert:
+    def convert(value: Any) -> Any:
+        if type(value) is not kind:
+            raise _wrong(wanted, value)
+        return value if build is None else build(value)
 
     return convert
 
 
-def _parsed(wanted: str, parse: Callable[[Any], Any], *kinds: type) -> Convert:
-    def convert(value: Any, where: str) -> Any:
+def _parsed(wanted: str, parse: Convert, *kinds: type) -> Convert:
+    def convert(value: Any) -> Any:
         if type(value) in kinds:
             try:  # not `suppress`: it costs more than the parsing
                 return parse(value)
             except (ValueError, ArithmeticError):
                 pass
-        raise _wrong(where, wanted, value)
+        raise _wrong(wanted, value)
 
     return convert
 
@@ -133,29 +150,23 @@ _SCALARS: dict[Any, Convert] = {
     time: _parsed("a time in ISO 8601", time.fromisoformat, str),
     Decimal: _parsed("a decimal number as text", _decimal, str),
     UUID: _parsed("a UUID", UUID, str),
-    Path: _parsed("a path", Path, str),
 }
 
 
-def _checked(kind: type, wanted: str, build: Convert) -> Convert:
-    def convert(value: Any, where: str) -> Any:
-        if type(value) is not kind:
-            raise _wrong(where, wanted, value)
-        return build(value, where)
+def _each(converted: Iterable[Any]) -> list[Any]:
+    """Return these values. Raises the `Mismatch` of one of them, with its position."""
+    made = []
+    try:
+        for one in converted:
+            made.append(one)  # noqa: PERF402 - `list` would not tell the position
+    except Mismatch as mismatch:
+        mismatch.steps.append(len(made))
+        raise
+    return made
 
-    return convert
 
-
-def _items(kind: Callable[[list[Any]], Any], convert: Convert) -> Convert:
-    is_scalar = convert in _SCALARS.values() or convert is unchanged
-
-    def build(value: Any, where: str) -> Any:
-        if is_scalar:  # a long list of numbers: a path is made only for the one that is wrong
-            with contextlib.suppress(Mismatch):
-                return kind([convert(item, "") for item in value])
-        return kind([convert(item, f"{where}[{at}]") for at, item in enumerate(value)])
-
-    return _checked(list, "a list", build)
+def _items(kind: Convert, convert: Convert) -> Convert:
+    return _exactly(list, "a list", lambda value: kind(_each(map(convert, value))))
 
 
 def _tuple(inner: tuple[Any, ...]) -> Convert:
@@ -163,56 +174,55 @@ def _tuple(inner: tuple[Any, ...]) -> Convert:
         return _items(tuple, converter(inner[0]) if inner else unchanged)
     converters = [converter(part) for part in inner]
 
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(converters):
-            raise _wrong(where, f"a list of {len(converters)}", value)
-        pairs = enumerate(zip(converters, value, strict=True))
-        return tuple(part(item, f"{where}[{at}]") for at, (part, item) in pairs)
+            raise _wrong(f"a list of {len(converters)}", value)
+        return tuple(_each(map(call, converters, value)))
 
     return convert
 
 
 def _named_tuple(kind: Any) -> Convert:
-    known: list[Convert] = []
+    @functools.cache
+    def read() -> Convert:  # at the first value, as in `_of_fields`
+        hints = resolve_hints(kind)
+        return _tuple(tuple(hints.get(name, Any) for name in kind._fields))
 
-    def build(value: Any, where: str) -> Any:
-        if not known:  # at the first value, as in `_of_fields`
-            hints = resolve_hints(kind)
-            known.append(_tuple(tuple(hints.get(name, Any) for name in kind._fields)))
-        return kind._make(known[0](value, where))
-
-    return build
+    return lambda value: kind._make(read()(value))
 
 
 def _object(convert: Convert) -> Convert:
-    def build(value: Any, where: str) -> Any:
-        return {key: convert(item, _path(where, key)) for key, item in value.items()}
-
-    return _checked(dict, "an object", build)
+    return _exactly(dict, "an object", lambda value: fill(value, {}, taken=(), further=convert))
 
 
 def _union(inner: tuple[Any, ...]) -> Convert:
-    options = [converter(part) for part in inner]
+    options = [converter(part) for part in inner if part is not type(None)]
+    may_be_none = len(options) < len(inner)
 
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
+        if value is None and may_be_none:
+            return None
         problems = []
         for option in options:
             try:
-                return option(value, where)
+                return option(value)
             except Mismatch as mismatch:
-                problems.append(str(mismatch))
-        # The last is as good as any when they differ, and with `T | None` the first is about the type that was meant.
-        raise Mismatch(problems[0] if value is not None else problems[-1])
+                problems.append(mismatch.with_traceback(None))  # its frames hold this list
+        # The member that was meant is the one that fits deepest, and whose names are known.
+        closest = max(problems, key=lambda one: (len(one.steps), one.wanted != ""))
+        if closest.wanted and not closest.steps:
+            raise _wrong(" or ".join(dict.fromkeys(one.wanted for one in problems if one.wanted)), value)
+        raise closest
 
     return convert
 
 
 def _literal(allowed: tuple[Any, ...]) -> Convert:
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
         for one in allowed:
             if type(value) is type(one) and value == one:
                 return one
-        raise _wrong(where, "one of " + ", ".join(map(repr, allowed)), value)
+        raise _wrong("one of " + ", ".join(map(repr, allowed)), value)
 
     return convert
 
@@ -221,56 +231,47 @@ def _enum(kind: type[Enum]) -> Convert:
     allowed = ", ".join(repr(member.value) for member in kind)
     types = {type(member.value) for member in kind}
 
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
         # To Python, True is 1, and 1.0 is 1 too.
         if type(value) in types or not isinstance(value, bool | float):
             with contextlib.suppress(ValueError):
                 return kind(value)
-        raise _wrong(where, f"one of {allowed}", value)
+        raise _wrong(f"one of {allowed}", value)
 
     return convert
 
 
 def _model(kind: Any) -> Convert:
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
         try:
             return kind.model_validate(value)
         except ValueError as error:  # pydantic's ValidationError is one
-            raise Mismatch(f"{_named(where)} does not fit {kind.__name__}: {_of_model(error, where)}") from None
+            raise Mismatch(f"does not fit {kind.__name__}: {_of_model(error)}") from None
 
     return convert
 
 
-def _of_model(error: ValueError, where: str) -> str:
+def _of_model(error: ValueError) -> str:
     """Return a model's complaint in one sentence: pydantic's own text has two lines a field, its value and a link."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return str(error)
-    found = []
-    for one in errors():
-        path = where
-        for step in one["loc"]:
-            path = f"{path}[{step}]" if isinstance(step, int) else _path(path, step)
-        found.append(f"{_named(path)}: {one['msg']}")
+    found = [f"{_named(one['loc'])}: {one['msg']}" for one in errors()]
     more = f"; and {len(found) - _MAX_FIELDS_NAMED} more" if len(found) > _MAX_FIELDS_NAMED else ""
     return "; ".join(found[:_MAX_FIELDS_NAMED]) + more
 
 
-def _of_fields(
-    kind: Any, fields: Callable[[Any], tuple[Mapping[str, Convert], list[str]]], make: Callable[..., Any]
-) -> Convert:
-    """Return the reader of a class with these fields, and those that are required; `make` takes them by name."""
-    known: list[tuple[Mapping[str, Convert], list[str]]] = []
+def _of_fields(kind: Any, fields: Callable[[], Fields], make: Callable[..., Any]) -> Convert:
+    """Return the reader of a class with these fields, which `make` takes by name."""
+    known = functools.cache(fields)  # from the first value on, so that a class may contain itself
 
-    def build(value: Any, where: str) -> Any:
-        if not known:  # at the first value, so that a class may contain itself
-            known.append(fields(kind))
-        return make(**fill(value, where, *known[0], f"{kind.__name__} has"))
+    def build(value: dict[str, Any]) -> Any:
+        return make(**fill(value, *known(), f"{kind.__name__} has"))
 
-    return _checked(dict, f"an object with the fields of {kind.__name__}", build)
+    return _exactly(dict, f"an object with the fields of {kind.__name__}", build)
 
 
-def _fields_of_typed_dict(kind: Any) -> tuple[Mapping[str, Convert], list[str]]:
+def _fields_of_typed_dict(kind: Any) -> Fields:
     hints = resolve_hints(kind)
     fields = {name: converter(hints.get(name, Any)) for name in annotations_of(kind)}
     return fields, [name for name in fields if _is_required(hints.get(name), name in kind.__required_keys__)]
@@ -285,22 +286,13 @@ def _is_required(hint: Any, by_default: bool) -> bool:
     return by_default
 
 
-def fields_of(kind: type, given: Sequence[Any] = ()) -> tuple[Mapping[str, Convert], list[str]]:
-    """Return the readers of a dataclass's fields, and those that are required. `given`: types of a generic one."""
+def fields_of(kind: type, given: Sequence[Any] = ()) -> Fields:
+    """Return the fields that make a dataclass. `given`: types of a generic one."""
     variables = dict(zip(getattr(kind, "__parameters__", ()), given, strict=False))
-    hints = {name: _filled_in(hint, variables) for name, hint in resolve_hints(kind).items()}
-    inits = {
-        name: hint.type if isinstance(hint, dataclasses.InitVar) else Any
-        for name, hint in hints.items()
-        if hint is dataclasses.InitVar or isinstance(hint, dataclasses.InitVar)
-    }
-    kept = {part.name for part in dataclasses.fields(kind) if part.init}
-    # `__dataclass_fields__` also has those for `__post_init__` only, which `fields` leaves out.
-    every = kind.__dataclass_fields__.values()  # type: ignore[attr-defined]
-    fields = [part for part in every if part.name in kept or part.name in inits]
-    missing = dataclasses.MISSING
-    required = [part.name for part in fields if part.default is missing and part.default_factory is missing]
-    return {part.name: converter((hints | inits).get(part.name, Any)) for part in fields}, required
+    hints = resolve_hints(kind)
+    parts = signature(kind).parameters.values()
+    fields = {part.name: converter(_filled_in(hints.get(part.name, Any), variables)) for part in parts}
+    return fields, [part.name for part in parts if part.default is part.empty]
 
 
 def _filled_in(hint: Any, variables: Mapping[Any, Any]) -> Any:
@@ -313,10 +305,9 @@ def _filled_in(hint: Any, variables: Mapping[Any, Any]) -> Any:
 
 def fill(
     value: Mapping[str, Any],
-    where: str,
     fields: Mapping[str, Convert],
-    required: list[str],
-    known: str,
+    required: Iterable[str] = (),
+    known: str = "it takes",
     taken: Container[str] | None = None,
     further: Convert = unchanged,
 ) -> dict[str, Any]:
@@ -328,19 +319,22 @@ def fill(
     filled = {}
     for name, item in value.items():
         convert = fields.get(name)
-        if convert is not None:
-            filled[name] = convert(item, f"{where}.{name}" if where else name)
-        elif taken is not None and name not in taken:
-            filled[name] = further(item, _path(where, name))
-        else:
-            raise unknown(_path(where, name), known, fields)
+        if convert is None:
+            if taken is None or name in taken:
+                raise unknown(name, fields, known)
+            convert = further
+        try:
+            filled[name] = convert(item)
+        except Mismatch as mismatch:
+            mismatch.steps.append(name)
+            raise
     for name in required:  # last: a misspelt one is unknown first, and then the text tells the names
         if name not in value:
-            raise Mismatch(f"field {_path(where, name)!r} is missing")
+            raise Mismatch("is missing", name)
     return filled
 
 
-def check_types(given: Any, back: Any, where: str = "", hint: Any = None) -> None:
+def check_types(given: Any, back: Any, hint: Any = None) -> None:
     """Raise `Mismatch` if an object is read as one of another type: of a base class, or the first of a union.
 
     Of plain JSON values nothing is checked, as many types are read from them. An object may become one, unless its
@@ -348,44 +342,44 @@ def check_types(given: Any, back: Any, where: str = "", hint: Any = None) -> Non
     """
     if type(given) is type(back) and given == back:
         return  # soon, for a long list of numbers
-    inner = (typing.get_args(hint) or (None,))[-1]  # of the items of a list, or the values of an object
+    parts: Iterable[tuple[str | int, Any, Any]] = ()
+    hints: Any = hint if isinstance(hint, dict) else {}
     if isinstance(given, dict) and isinstance(back, dict):
-        for name, item in given.items():
-            check_types(item, back.get(name), _path(where, name), hint.get(name) if isinstance(hint, dict) else inner)
+        parts = [(name, item, back.get(name)) for name, item in given.items()]
     elif isinstance(given, list | tuple) and isinstance(back, list | tuple):
-        for at, pair in enumerate(zip(given, back, strict=False)):
-            check_types(*pair, f"{where}[{at}]", inner)
+        parts = [(at, *pair) for at, pair in enumerate(zip(given, back, strict=False))]
     elif type(given) is type(back) and dataclasses.is_dataclass(given):
         hints = resolve_hints(type(given))
-        for part in dataclasses.fields(given):
-            if part.init:
-                name = part.name
-                check_types(getattr(given, name), getattr(back, name), _path(where, name), hints.get(name))
+        names = [part.name for part in dataclasses.fields(given) if part.init]
+        parts = [(name, getattr(given, name), getattr(back, name)) for name in names]
     elif (
         type(given) is not type(back)
         and not isinstance(given, _PLAIN)
         and (not isinstance(back, _PLAIN) or type(given) in typing.get_args(hint))
     ):
-        kinds = f"a {type(given).__name__}, but the handler would get a {type(back).__name__}"
-        raise Mismatch(f"{_named(where)} is {kinds}")
+        raise Mismatch(f"is a {type(given).__name__}, but the handler would get a {type(back).__name__}")
+    inner = (typing.get_args(hint) or (None,))[-1]  # of the items of a list, or the values of an object
+    for step, one, other in parts:
+        try:
+            check_types(one, other, hints.get(step, inner))
+        except Mismatch as mismatch:
+            mismatch.steps.append(step)
+            raise
 
 
-def unknown(path: str, known: str, fields: Iterable[str]) -> Mismatch:
+def unknown(name: str, fields: Iterable[str], known: str = "it takes", mend: str = "") -> Mismatch:
     """Return the error of a field that is not there. `known`: begins the list of those that are."""
-    return Mismatch(f"field {path!r} is unknown; {known} {', '.join(map(repr, fields)) or 'none'}")
+    return Mismatch(f"is unknown; {known} {', '.join(map(repr, fields)) or 'none'}{mend}", name)
 
 
-def _wrong(where: str, wanted: str, value: Any) -> Mismatch:
+def _wrong(wanted: str, value: Any) -> Mismatch:
     shown = repr(value)
-    return Mismatch(f"{_named(where)} must be {wanted}, not {shown if len(shown) <= 80 else shown[:77] + '...'}")
+    return Mismatch(f"must be {wanted}, not {shown if len(shown) <= 80 else shown[:77] + '...'}", wanted=wanted)
 
 
-def _named(where: str) -> str:
-    return f"field {where!r}" if where else "it"
-
-
-def _path(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+def _named(steps: Iterable[str | int]) -> str:
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+    return f"field {path!r}" if path else "it"
 
 
 # --- annotations --------------------------------------------------------------------------------------
@@ -399,20 +393,30 @@ else:
     signature, annotations_of = inspect.signature, inspect.get_annotations
 
 
+def call_problem(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
+    """Return why a function cannot be called with these arguments; "" = it can, or a builtin does not tell."""
+    try:
+        signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return ""
+
+
 def resolve_hints(owner: Any) -> dict[str, Any]:
     """Return the annotations of a function or class as objects, without those whose names cannot be found.
 
     One by one, because `typing.get_type_hints` gives up on all of them when one was imported for type checkers only.
     """
-    annotations: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for holder in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
-        annotations.update(annotations_of(holder))
-    names = _names(owner)
-    hints = {}
-    for name, annotation in annotations.items():
-        holder = type("_Holder", (), {"__annotations__": {name: annotation}})
-        with contextlib.suppress(Exception):  # an annotation may be any expression
-            hints[name] = typing.get_type_hints(holder, *names, include_extras=True)[name]
+        names = _names(holder)
+        for name, annotation in annotations_of(holder).items():
+            hints.pop(name, None)  # of a base
+            carrier = type("_Carrier", (), {"__annotations__": {name: annotation}})
+            with contextlib.suppress(Exception):  # an annotation may be any expression
+                hints[name] = typing.get_type_hints(carrier, *names, include_extras=True)[name]
     return hints
 
 

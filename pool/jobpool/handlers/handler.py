@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from jobpool.errors import ConfigurationError, InvalidJob, check_seconds
 from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
-from jobpool.handlers.conversion import Mismatch, check_types, signature
+from jobpool.handlers.conversion import Mismatch, call_problem, check_types, signature
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
@@ -138,7 +138,7 @@ class Handler(Generic[P, R]):
             builder = JobBuilder(self.name, given)
             if parameters.read is not None:
                 model, fields = parameters.read(builder.payload)
-                check_types(given, model[0] if model else fields, hint=parameters.hints)
+                check_types(given, model[0] if model else fields, parameters.hints)
         except Mismatch as mismatch:
             raise self._refused(mismatch) from None
         return builder.queue(self.queues[0]) if self.queues else builder
@@ -266,12 +266,8 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))  # type: ignore[attr-defined]
         raise ConfigurationError(f"{shown} is abstract: {missing} is not written")
-    try:
-        signature(cls).bind()
-    except TypeError as error:
-        raise ConfigurationError(f"{shown} is made anew for each attempt, without arguments: {error}") from None
-    except ValueError:
-        pass  # a builtin that does not tell
+    if problem := call_problem(cls):
+        raise ConfigurationError(f"{shown} is made anew for each attempt, without arguments: {problem}")
 
     @functools.wraps(getattr(cls, method))
     def function(*args: Any, **fields: Any) -> Any:
@@ -288,7 +284,5 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
 def _is_plain(cls: type, method: str) -> bool:
     """Return whether it is a method of instances, with a place for one."""
     found = inspect.getattr_static(cls, method, None)
-    if not inspect.isfunction(found):
-        return False
-    kinds = (parameter.kind for parameter in signature(found).parameters.values())
-    return any(kind not in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for kind in kinds)
+    own = signature(found).parameters.values() if inspect.isfunction(found) else ()
+    return any(part.kind not in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for part in own)

@@ -14,7 +14,7 @@ from typing import Any
 
 from jobpool.errors import ConfigurationError, Retry
 from jobpool.handlers.binding import F, place_of
-from jobpool.handlers.conversion import signature
+from jobpool.handlers.conversion import call_problem
 from jobpool.handlers.ending import hook_failed, told
 from jobpool.handlers.event_loop import awaited
 from jobpool.handlers.handler import Handler
@@ -62,13 +62,9 @@ class Hooks:
         """
         if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
             raise ConfigurationError(f"{kind} takes a plain function, not {hook!r}")
-        try:
-            signature(hook).bind(*GIVEN[kind])
-        except TypeError as error:
+        if problem := call_problem(hook, *GIVEN[kind]):
             takes = ", ".join(GIVEN[kind])
-            raise ConfigurationError(f"{kind} hook {place_of(hook)} must take ({takes}): {error}") from None
-        except ValueError:
-            pass  # a builtin tells nothing
+            raise ConfigurationError(f"{kind} hook {place_of(hook)} must take ({takes}): {problem}")
         hooks = self._hooks[kind]
         place, module = f"{kind} hook {place_of(hook)}", getattr(hook, "__module__", None)
         for number, (known, other) in enumerate(hooks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
@@ -266,12 +267,9 @@ class HandlerRegistry:
         """
         if allowances is None and queue_handlers is None:
             return self
-        made = HandlerRegistry()
-        made._handlers = self._handlers
-        made._allowed = self._allowed
-        made.hooks = self.hooks
-        made._kit = replace(self._kit, allowances=self._kit.allowances if allowances is None else allowances)
+        made = copy(self)
         if allowances is not None:
+            made._kit, made._built_in = replace(self._kit, allowances=allowances), {}
             made._check_names()
         if queue_handlers is not None:
             made.restrict(queue_handlers)

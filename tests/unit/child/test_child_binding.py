@@ -4,23 +4,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Protocol, cast
 from uuid import UUID
 
 import pydantic
 import pytest
-from support.built_in import context
+from support.built_in import context, read
 from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.binding import PayloadMismatch, bind, check_shape
-from jobpool.handlers.conversion import Mismatch, converter
+from jobpool.handlers.conversion import Mismatch
 from jobpool.message.context import JobContext
 
 if TYPE_CHECKING:
@@ -179,6 +179,8 @@ def test_a_payload_that_does_not_fit_names_handler_and_field() -> None:
         (with_order, {"customer": 7, "parent": {}}, "field 'parent.customer' is missing"),
         (with_order, 7, "it must be an object with the fields of Order, not 7"),
         (with_model, {"month": "x"}, "customer"),
+        (with_order, {"order": {"customer": 7}}, "field 'order' is unknown; Order has 'customer', 'lines', 'note', 'p"),
+        (with_order, {"order": {"customer": 7}}, "'parent'; the whole payload is the Order"),
     ]:
         with row(function, payload), pytest.raises(PayloadMismatch) as raised:
             call(function, payload)
@@ -207,13 +209,14 @@ def test_a_payload_that_does_not_fit_names_handler_and_field() -> None:
         (Decimal, "1E+309", Decimal("1E+309")),
         (UUID, "12345678123456781234567812345678", UUID(int=0x12345678123456781234567812345678)),
         (Path, "a/b", Path("a/b")),
+        (PurePosixPath, "a/b", PurePosixPath("a/b")),
         (Annotated[int, "positive"], 7, 7),
         (bytes, "passed on", "passed on"),
         (None, None, None),
     ],
 )
 def test_a_value_is_converted(annotation: Any, value: Any, converted: Any) -> None:
-    answer = converter(annotation)(value, "f")
+    answer = read(annotation, value)
     assert answer == converted
     assert type(answer) is type(converted)
 
@@ -238,7 +241,7 @@ def test_a_wrong_value_is_named() -> None:
         (None, 1, "must be null"),
     ]:
         with row(annotation, value), pytest.raises(Mismatch) as raised:
-            converter(annotation)(value, "f")
+            read(annotation, value)
         assert text in str(raised.value), (annotation, value)
 
 
@@ -274,6 +277,18 @@ def positional(ctx: JobContext, a: int, /) -> None: ...
 
 
 def of_bytes(data: bytes) -> None: ...
+
+
+def later_bytes(ctx: JobContext, data: bytes) -> None: ...
+
+
+def with_default_bytes(ctx: JobContext, data: bytes = b"") -> None: ...
+
+
+def of_abstract_kinds(ctx: JobContext, key: Hashable, like: Like, words: UserText, to: pydantic.EmailStr) -> None: ...
+
+
+class UserText(str): ...
 
 
 class Plain:
@@ -320,8 +335,11 @@ def of_context_alone(c): ...  # type: ignore[no-untyped-def]
 def two_contexts(ctx: JobContext, again: JobContext) -> None: ...
 
 
-@pytest.mark.parametrize("function", [of_protocol, of_own, of_any, star, unused, bound, of_context_alone])
-def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "function",
+    [of_protocol, of_own, of_any, star, unused, bound, of_context_alone, with_default_bytes, of_abstract_kinds],
+)
+def test_an_annotation_that_a_context_or_a_json_value_may_have_is_no_obstacle(function: Callable[..., Any]) -> None:
     check_shape(function, "report")
 
 
@@ -335,6 +353,7 @@ def test_a_function_that_no_job_could_call_is_refused() -> None:
         (positional, "parameter 'a' cannot be filled by name: drop the '/'"),
         (positional_data, "parameter 'a' cannot be filled by name: drop the '/'"),
         (of_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to"),
+        (later_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to: choose another type"),
         (of_celery, "'path' has no type, and so is the job's context: annotate it (path: str, or path: jobpool."),
         (of_any_data, "parameter 'path' has no type, and so is the job's context"),
         (Plain.method, "is a method: decorate its class"),

@@ -17,7 +17,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.built_in import attempt, failure, output, refusal
+from support.built_in import attempt, failure, output, read, refusal
 from support.tables import row
 
 from jobpool.errors import InvalidJob
@@ -124,10 +124,10 @@ def test_a_typed_dict_is_checked_and_stays_a_dict() -> None:
     ]:
         if text:
             with row(payload), pytest.raises(Mismatch) as refused:
-                converter(Page)(payload, "page")
+                read(Page, payload, "page")
             assert str(refused.value) == text, payload
         else:
-            assert converter(Page)(payload, "page") == payload, payload
+            assert read(Page, payload, "page") == payload, payload
 
 
 class Sheet(TypedDict, total=False):
@@ -136,17 +136,15 @@ class Sheet(TypedDict, total=False):
 
 
 def test_a_required_field_of_a_typed_dict_that_is_not_total_is_asked_for() -> None:
-    assert converter(Sheet)({"size": "a4"}, "sheet") == {"size": "a4"}
+    assert converter(Sheet)({"size": "a4"}) == {"size": "a4"}
     with pytest.raises(Mismatch, match=r"field 'sheet.size' is missing"):
-        converter(Sheet)({"copies": 1}, "sheet")
+        read(Sheet, {"copies": 1}, "sheet")
 
 
 def test_of_many_refused_fields_a_few_are_named() -> None:
     with pytest.raises(Mismatch) as refused:
-        converter(Checked)({"numbers": ["x"] * 1000, "password": "long enough"}, "order")
-    assert str(refused.value).startswith(
-        "field 'order' does not fit Checked: field 'order.numbers[0]': Input should be a"
-    )
+        read(Checked, {"numbers": ["x"] * 1000, "password": "long enough"}, "order")
+    assert str(refused.value).startswith("field 'order' does not fit Checked: field 'numbers[0]': Input should be a")
     assert str(refused.value).endswith("; and 995 more")
 
 
@@ -231,7 +229,7 @@ def test_values_that_look_alike_are_told_apart() -> None:
         ("in an object", dict[str, float], {"a": math.inf}),
     ]:
         with row(case), pytest.raises(Mismatch, match="must be"):
-            converter(annotation)(value, "f")
+            read(annotation, value)
 
 
 @pytest.mark.parametrize("field", ["me", "self"])
@@ -327,18 +325,21 @@ def test_named_tuples_generic_dataclasses_and_iterables_are_read_as_they_are_ann
     day = date(2026, 1, 1)
     for annotation, value in ((Stay, Stay("Ann", day)), (Box[date], Box(day, [day])), (Iterable[date], [day])):
         asked = JobDefinition("any", [value]).payload[0]
-        assert converter(annotation)(asked, "") == value
+        assert converter(annotation)(asked) == value
     with pytest.raises(Mismatch, match="field 'value' must be a date"):
-        converter(Box[date])({"value": 3}, "")
+        converter(Box[date])({"value": 3})
     with pytest.raises(Mismatch, match="must be a list of 2"):
-        converter(Stay)(["Ann"], "")
+        converter(Stay)(["Ann"])
 
 
 def test_further_fields_are_read_as_they_are_annotated() -> None:
     def sums(ctx: JobContext, **amounts: int) -> None: ...
 
+    def orders(ctx: JobContext, **lines: Line) -> None: ...
+
     with pytest.raises(InvalidJob, match="field 'tax' must be a whole number, not '3'"):
         Handler(sums).define(net=1, tax="3")  # type: ignore[arg-type]
+    assert Handler(orders).define(first=Line("a")).payload == {"first": {"text": "a", "share": 1.0, "colour": "red"}}  # type: ignore[arg-type]
 
 
 def test_an_object_inside_a_dataclass_or_of_a_union_does_not_change_its_type() -> None:
@@ -355,3 +356,44 @@ def test_an_object_inside_a_dataclass_or_of_a_union_does_not_change_its_type() -
 def test_an_argument_named_self_is_refused_in_words() -> None:
     with pytest.raises(InvalidJob, match="field 'self' is unknown"):
         Handler(any_fields).define(self=1)  # type: ignore[arg-type]
+
+
+@dataclass
+class Stop:
+    place: str
+    sights: list[int] = field(default_factory=list)
+
+
+def test_a_wrong_value_of_a_union_is_told_by_the_member_that_was_meant() -> None:
+    for annotation, value, text in [
+        (int | str, [], "field 'f' must be a whole number or text, not []"),
+        (int | None, "x", "field 'f' must be a whole number, not 'x'"),
+        (None | int, "x", "field 'f' must be a whole number, not 'x'"),
+        (int | list[int], [1, "x"], "field 'f[1]' must be a whole number, not 'x'"),
+        (Line | Stop, {"place": 7}, "field 'f.place' must be text, not 7"),
+        (Line | Stop, {"place": "a", "sights": ["x"]}, "field 'f.sights[0]' must be a whole number, not 'x'"),
+        (Line | Stop, {"note": 7}, "field 'f.note' is unknown; Line has 'text', 'share', 'colour'"),
+    ]:
+        with row(annotation, value), pytest.raises(Mismatch) as refused:
+            read(annotation, value)
+        assert str(refused.value) == text, (annotation, value)
+
+
+@dataclass(init=False)
+class OfOwnInit:
+    number: int
+
+    def __init__(self, number: int = 7) -> None:
+        self.number = number
+
+
+@pydantic.dataclasses.dataclass
+class Renamed:
+    number: int = pydantic.Field(alias="Number")
+
+
+def test_a_dataclass_is_made_by_the_parameters_of_its_init() -> None:
+    assert read(OfOwnInit, {}).number == 7
+    assert read(Renamed, {"Number": 8}).number == 8
+    with pytest.raises(Mismatch, match=r"field 'f.number' is unknown; Renamed has 'Number'"):
+        read(Renamed, {"number": 8})

@@ -72,3 +72,30 @@ def test_what_can_be_resolved_is_converted_and_the_rest_passes_unchanged(registr
 def test_a_callable_has_some_too(registry: HandlerRegistry) -> None:
     name = "unresolved_app:called"
     assert output("callable", {"callable": name, "args": [7]}, registry, allowed_callables=[name]) == "7"
+
+
+BASE = "import dataclasses, datetime\n\n@dataclasses.dataclass\nclass Base:\n    day: datetime.date\n"
+HEIR = """
+import dataclasses
+from dated_base import Base
+from jobpool import HandlerRegistry, JobContext
+
+registry = HandlerRegistry()
+
+@dataclasses.dataclass
+class Heir(Base): ...
+
+@registry.handler
+def look(ctx: JobContext, heir: Heir) -> int:
+    return heir.day.year
+"""
+
+
+def test_the_fields_of_a_base_class_are_read_by_the_names_of_its_own_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("dated_base", BASE), ("dated_heir", HEIR)):
+        (tmp_path / f"{name}.py").write_text("from __future__ import annotations\n" + text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    heir = importlib.import_module("dated_heir")
+    assert output("look", {"day": "2026-01-01"}, heir.registry) == "2026"

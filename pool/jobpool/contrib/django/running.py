@@ -27,7 +27,7 @@ from jobpool.contrib.django.framework import (
     task_finished,
     task_started,
 )
-from jobpool.handlers.conversion import signature
+from jobpool.handlers.conversion import call_problem
 from jobpool.message.envelope import decode
 from jobpool.message.masking import Masker
 from jobpool.message.results import JobState, JobStatus
@@ -74,10 +74,8 @@ def _is_of_project(module: str) -> bool:
 def check_arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise `TypeError` if the task's function cannot be called with these arguments; the text names the task."""
     context = (None,) if task.takes_context else ()
-    try:
-        signature(task.func).bind(*context, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{task.module_path}: {error}") from None
+    if problem := call_problem(task.func, *context, *args, **kwargs):
+        raise TypeError(f"{task.module_path}: {problem}")
 
 
 def new_result(task: Any, identifier: str, args: Sequence[Any], kwargs: Mapping[str, Any], alias: str) -> Any:

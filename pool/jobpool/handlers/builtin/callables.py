@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.handlers.builtin import Failure, Kit, Refused, kind_of
-from jobpool.handlers.conversion import signature
+from jobpool.handlers.conversion import call_problem
 from jobpool.handlers.event_loop import awaited
 from jobpool.handlers.handler import Handler
 from jobpool.message.context import JobContext
@@ -26,12 +26,8 @@ def make(kit: Kit) -> Callable[[JobContext], Any]:
             known = ", ".join(allowed) or "none"
             raise Refused(f"callable {name!r:.200} is not allowed here; allowed_callables names {known}")
         function = _find(name)
-        try:
-            signature(function).bind(*args, **kwargs)
-        except TypeError as error:
-            raise Failure(f"the payload does not fit callable {name!r}: {error}") from None
-        except ValueError:
-            pass  # a builtin that does not tell
+        if problem := call_problem(function, *args, **kwargs):
+            raise Failure(f"the payload does not fit callable {name!r}: {problem}")
         return awaited(function(*args, **kwargs))
 
     return run

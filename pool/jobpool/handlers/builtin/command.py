@@ -16,7 +16,7 @@ from typing import Any
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.binding import FILLED_BY_NAME, F, hints_of, parameters_of, place_of
 from jobpool.handlers.builtin import Kit, Refused, Registered, kind_of, split_words
-from jobpool.handlers.conversion import Convert, Mismatch, converter
+from jobpool.handlers.conversion import Mismatch, converter
 from jobpool.handlers.event_loop import awaited
 from jobpool.message.context import JobContext
 from jobpool.message.names import LONGEST_NAME, is_name
@@ -75,7 +75,7 @@ def _reader(function: Callable[..., Any], named: str, place: str) -> Call:
 
     Raises `ConfigurationError`: it takes `**fields`, which no word can fill. `named`: its name in texts.
     """
-    parameters = (parameters_of(function) or [])[1:]
+    parameters = parameters_of(function)[1:]
     if [parameter.name for parameter in parameters] == [_RAW] and parameters[0].kind in FILLED_BY_NAME:
         return lambda ctx, words: function(ctx, **{_RAW: words})
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
@@ -85,8 +85,8 @@ def _reader(function: Callable[..., Any], named: str, place: str) -> Call:
     def call(ctx: JobContext, words: list[str]) -> Any:
         try:
             by_place, by_name = options.read(words)
-        except Mismatch as mismatch:
-            raise Refused(f"{named}: {mismatch}") from None
+        except ValueError as wrong:
+            raise Refused(f"{named}: {wrong}") from None
         return function(ctx, *by_place, **by_name)
 
     return call
@@ -108,7 +108,7 @@ class _Options:
         self._rest = None if rest is None else _of_text(hints.get(rest.name, str))
 
     def read(self, words: list[str]) -> tuple[list[Any], dict[str, Any]]:
-        """Parse the words: arguments by position, and by name. Raises `Mismatch`."""
+        """Parse the words: arguments by position, and by name. Raises `ValueError`."""
         given: dict[str, Any] = {}
         plain: list[str] = []
         todo = iter(words)
@@ -125,7 +125,7 @@ class _Options:
         for name in self._convert:
             if name not in given and name not in self._defaults:
                 if name not in self._flags and name not in self._lists:
-                    raise Mismatch(f"option {_option(name)} is missing")
+                    raise ValueError(f"option {_option(name)} is missing")
                 given[name] = False if name in self._flags else []
         if not rest:
             return [], given
@@ -146,14 +146,14 @@ class _Options:
         if name not in self._flags:
             following = text if sign else next(todo, None)
             if following is None:
-                raise Mismatch(f"option {option} needs a value")
+                raise ValueError(f"option {option} needs a value")
             value = self._convert[name](following, option)
         elif sign:
-            raise Mismatch(f"option {option} takes no value: write {_option(name)} or --no-{_option(name)[2:]}")
+            raise ValueError(f"option {option} takes no value: write {_option(name)} or --no-{_option(name)[2:]}")
         if name in self._lists:
             given.setdefault(name, []).append(value)
         elif name in given:
-            raise Mismatch(f"option {_option(name)} is given twice")
+            raise ValueError(f"option {_option(name)} is given twice")
         else:
             given[name] = value
 
@@ -165,29 +165,30 @@ class _Options:
             given[name] = self._convert[name](word, _option(name))
         left = plain[len(still_open) :]
         if left and self._rest is None:
-            raise Mismatch(f"the word {left[0]!r:.80} belongs to no option; it takes {self._known()}")
+            raise ValueError(f"the word {left[0]!r:.80} belongs to no option; it takes {self._known()}")
         return [self._rest(word, "a word") for word in left] if self._rest else []
 
-    def _unknown(self, word: str) -> Mismatch:
+    def _unknown(self, word: str) -> ValueError:
         shown = word if word.isprintable() and len(word) <= 80 else f"{word!r:.80}"
-        return Mismatch(f"there is no option {shown}; it takes {self._known()}")
+        return ValueError(f"there is no option {shown}; it takes {self._known()}")
 
     def _known(self) -> str:
         return ", ".join(map(_option, self._convert)) or "none"
 
 
-def _of_text(annotation: Any) -> Convert:
-    """Return a `converter` of texts: one that is written as a number is taken for it where a text does not fit."""
+def _of_text(annotation: Any) -> Callable[[str, str], Any]:
+    """Return a `converter` of a text and its name: one that is written as a number is taken for it where need be."""
     convert = converter(annotation)
 
-    def from_text(text: str, where: str) -> Any:
+    def from_text(text: str, name: str) -> Any:
         try:
-            return convert(text, where)
-        except Mismatch:
+            return convert(text)
+        except Mismatch as mismatch:
             number = int if _INTEGER.fullmatch(text) else float if _DECIMAL.fullmatch(text) else None
             if number is not None:
                 with suppress(Mismatch):
-                    return convert(number(text), where)
+                    return convert(number(text))
+            mismatch.steps.append(name)
             raise
 
     return from_text
