@@ -240,6 +240,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables_6"),),
     (_read("tables_7"),),
     (_read("tables_8"),),
+    # Early builds of version 8 made it with another result.
+    ("DROP FUNCTION IF EXISTS {schema}.forget_fetches(tid[], tid[])",),
     (),
     (),
     (),
