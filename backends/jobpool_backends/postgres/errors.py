@@ -76,7 +76,7 @@ _UNREACHED = {
     "starting up|shutting down|recovery mode|not yet accepting|server_login_retry|server login (has been )?fail": "is"
     " starting or stopping: try again when it is up",
     "too many (clients|connections)|connection slots are reserved|no more connections allowed": "has no connection"
-    " left: raise max_connections (max_client_conn of pgbouncer), or use fewer",
+    " left: raise max_connections (a role's CONNECTION LIMIT, max_client_conn of pgbouncer), or use fewer",
     "closed the connection unexpectedly|Connection reset|Broken pipe": "closed the connection: try again when it is up",
 }
 
@@ -105,7 +105,7 @@ _BY_WORDS = {
     **{pattern: wait(text) for pattern, text in _UNREACHED.items()},
     **{pattern: mend(text) for pattern, text in _UNWELCOME.items()},
 }
-_SILENT = wait("does not answer: check the network, the server's load and its synchronous standbys")
+_SILENT = wait("does not answer: check the network, its load, its synchronous standbys and a pooler's pool_size")
 _STATEMENT_MODE = mend("is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini")
 _CLOSED = wait("closed the connection: try again when it is up")
 _ELSE = wait("cannot be reached")
@@ -148,7 +148,7 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
 
 def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:
     """Raise what an error while connecting means."""
-    if error.sqlstate is not None:
+    if error.sqlstate is not None or isinstance(error, AnswerTimeout):
         raise_explained(error, address)
     lines = str(error).strip().split("\n")  # of several hosts
     found = ((meaning, line) for pattern, meaning in _BY_WORDS.items() for line in lines if re.search(pattern, line))

@@ -126,7 +126,7 @@ def test_functions_that_change_get_a_version_of_their_own() -> None:
     """Else a schema with the functions of before would count as current, and keep them."""
     code = re.sub(r"--.*", "", "".join(migrate.MIGRATIONS[-1]))
     digest = hashlib.sha256("".join(code.split()).encode()).hexdigest()[:16]
-    told = "put one more () before the last of MIGRATIONS, unless that was done since the last release, and both here"
+    told = "count one more () before the last of MIGRATIONS, unless that was done since the last release, and both here"
     assert (VERSION, digest) == (13, "4234ed3a61930642"), told
 
 
@@ -269,6 +269,23 @@ def test_a_migration_that_fails_leaves_nothing(rig: Rig, monkeypatch: pytest.Mon
         rig.database().prepare()
     assert versions(rig) == list(range(1, VERSION + 1))
     assert "extra" not in tables(rig)
+
+
+def test_a_migration_does_not_stop_everybody_for_somebodys_long_transaction(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    rig.ask("DELETE FROM {schema}.migrations WHERE version > 7")
+    dump = rig.connect()
+    dump.execute(f'LOCK TABLE "{rig.schema}".messages IN ACCESS SHARE MODE')
+    monkeypatch.setattr(migrate, "LOCK_TIMEOUT_S", 1)
+    with pytest.raises(BackendUnavailable, match="could not lock a row or table in time: look for long transactions"):
+        rig.database().prepare()
+    assert backend.fetch(QUEUE) is not None
+    dump.rollback()
+    rig.database().prepare()
+    assert versions(rig) == list(range(1, VERSION + 1))
 
 
 def test_a_newer_schema_is_refused_and_both_versions_named(rig: Rig) -> None:
