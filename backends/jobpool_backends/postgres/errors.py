@@ -66,6 +66,8 @@ _REFUSED = {
 }
 # Patterns of errors of libpq and pgbouncer while connecting: when trying again may help, and when it does not.
 _UNREACHED = {
+    "session is (not )?read-only|in hot standby mode": "is not what target_session_attrs asks for: look which host is"
+    " the primary now",
     "Connection refused|No such file or directory": "refuses connections: start it, or check host and port in the URL",
     "timeout expired|timed out|No route to host|Network is unreachable": "does not answer: check host and port in the"
     " URL, the network and its firewalls",
@@ -74,9 +76,7 @@ _UNREACHED = {
     "starting up|shutting down|recovery mode|not yet accepting|server_login_retry|server login (has been )?fail": "is"
     " starting or stopping: try again when it is up",
     "too many (clients|connections)|connection slots are reserved|no more connections allowed": "has no connection"
-    " left: raise max_connections (max_client_conn of pgbouncer), or use fewer",
-    "session is read-only|in hot standby mode|in recovery": "is not what target_session_attrs asks for: look which host"
-    " is the primary now",
+    " left: raise max_connections (a role's CONNECTION LIMIT, max_client_conn of pgbouncer), or use fewer",
     "closed the connection unexpectedly|Connection reset|Broken pipe": "closed the connection: try again when it is up",
 }
 
@@ -105,7 +105,7 @@ _BY_WORDS = {
     **{pattern: wait(text) for pattern, text in _UNREACHED.items()},
     **{pattern: mend(text) for pattern, text in _UNWELCOME.items()},
 }
-_SILENT = wait("does not answer: check the network and the server's load")
+_SILENT = wait("does not answer: check the network, its load, its synchronous standbys and a pooler's pool_size")
 _STATEMENT_MODE = mend("is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini")
 _CLOSED = wait("closed the connection: try again when it is up")
 _ELSE = wait("cannot be reached")
@@ -143,17 +143,18 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
         meaning = _UNKEPT
     if meaning is None:
         raise error
-    raise _said(error, address, meaning) from None
+    raise _said(meaning, str(error).strip().partition("\n")[0], address) from None
 
 
 def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:
     """Raise what an error while connecting means."""
-    if error.sqlstate is not None:
+    if error.sqlstate is not None or isinstance(error, AnswerTimeout):
         raise_explained(error, address)
-    meanings = (meaning for pattern, meaning in _BY_WORDS.items() if re.search(pattern, str(error)))
-    raise _said(error, address, next(meanings, _ELSE)) from None
+    lines = str(error).strip().split("\n")  # of several hosts
+    found = ((meaning, line) for pattern, meaning in _BY_WORDS.items() for line in lines if re.search(pattern, line))
+    raise _said(*next(found, (_ELSE, lines[0])), address) from None
 
 
-def _said(error: psycopg.Error, address: Address, meaning: Meaning) -> JobpoolError:
-    words = re.sub(r"^connection (failed|is bad): ", "", str(error).strip().partition("\n")[0])
+def _said(meaning: Meaning, words: str, address: Address) -> JobpoolError:
+    words = re.sub(r"^.*connection (failed|is bad): ", "", words)
     return meaning.kind(f"Postgres at {address.where} {meaning.text.format(schema=address.schema)} ({words})")

@@ -57,9 +57,6 @@ _LIE_DOWN = """,
     lain AS (
         INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
         RETURNING queue)"""
-_FIND_RESULTS = "SELECT * FROM {schema}.find_results(%(ids)b::text[])"
-_AWAIT = "SELECT {schema}.await_ends(%(ids)b::text[])"
-_AWAIT_NO_MORE = "SELECT {schema}.await_no_more(%(ids)b::text[])"
 _JUST_LOOK = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
 _LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", "EXISTS (SELECT FROM lain)")
 
@@ -119,21 +116,19 @@ class Waiter:
 
     def get(self, idents: Sequence[str]) -> dict[str, bytes]:
         """Return the kept results of these jobs, by their ids."""
-        return dict(self._database.run(_FIND_RESULTS, {"ids": list(idents)}))
+        return dict(self._database.call("find_results", list(idents)))
 
     def wait(self, idents: Sequence[str], timeout: float) -> None:
         """Wait until one of these jobs has ended, or for a while. Raises BackendUnavailable as soon as a look does."""
         sleeper = Sleeper(f"={ident}" for ident in idents)
-        asked = {"ids": list(idents)}
         with self._turn:
             self._sleepers.add(sleeper)
         try:
             hears = self._may_listen and self._listen()
-            [(ended,)] = self._database.run(_AWAIT, asked)
-            if not ended:
+            if not self._database.value("await_ends", list(idents)):
                 self._sleep(sleeper, timeout if hears else min(timeout, UNNOTIFIED_LOOK_INTERVAL_S))
                 if not sleeper.woken:  # else the row is gone
-                    self._database.run(_AWAIT_NO_MORE, asked)
+                    self._database.call("await_no_more", list(idents))
         finally:
             with self._turn:
                 self._sleepers.discard(sleeper)

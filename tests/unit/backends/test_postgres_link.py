@@ -537,6 +537,23 @@ def test_of_several_hosts_one_that_may_come_back_decides() -> None:
         raise_unreached(error, ADDRESS)
 
 
+def test_a_pooler_that_has_no_session_left_is_silent() -> None:
+    with pytest.raises(BackendUnavailable, match=r"does not answer: check .* pool_size \(no answer within 3 s\)"):
+        raise_unreached(AnswerTimeout("no answer within 3 s"), ADDRESS)
+
+
+def test_of_a_primary_that_is_down_and_its_standby_the_standby_is_told() -> None:
+    host = "- host: 'one', port: '5432', hostaddr: '10.1.2.3': "
+    down = 'connection failed: connection to server at "10.1.2.3", port 5432 failed: Connection refused'
+    standby = 'connection failed: connection to server at "10.1.2.4", port 5432 failed: session is read-only'
+    for first, second in ((down, standby), (standby, down)):
+        words = f"{second}\nMultiple connection attempts failed. All failures were:\n{host}{first}\n{host}{second}"
+        with pytest.raises(BackendUnavailable) as caught:
+            raise_unreached(psycopg.OperationalError(words), ADDRESS)
+        told = "is not what target_session_attrs asks for: look which host is the primary now (connection to server at"
+        assert str(caught.value).endswith(f'{told} "10.1.2.4", port 5432 failed: session is read-only)')
+
+
 def test_which_errors_are_worth_another_try() -> None:
     assert is_conflict(of_code("40001"))
     assert is_conflict(of_code("40P01"))
