@@ -56,14 +56,14 @@ MUTATIONS = [
     ),
     Mutation(
         "postgres: an ack after the lease's end is taken",
-        f"{BACKENDS}/postgres/sql/settling.sql",
+        f"{BACKENDS}/postgres/sql/settle.sql",
         "AND {deadline} > now\n                AND (m.xmax",
         "AND (m.xmax",
         f"{LAWS}/test_settle_law.py {LAWS}/test_own_leases_law.py",
     ),
     Mutation(
         "postgres: a reap takes leases 5 s before their end",
-        f"{BACKENDS}/postgres/sql/reaping.sql",
+        f"{BACKENDS}/postgres/sql/reap.sql",
         "m.state = 2 AND m.deadline <= now AND m.claim IS NULL",
         "m.state = 2 AND m.deadline <= now + 5000000 AND m.claim IS NULL",
         f"{LAWS}/test_reap_law.py {LAWS}/test_settle_law.py",
@@ -134,7 +134,7 @@ MUTATIONS = [
     ),
     Mutation(
         "postgres: an ack does not mark its key done",
-        f"{BACKENDS}/postgres/sql/settling.sql",
+        f"{BACKENDS}/postgres/sql/settle.sql",
         "IF done_key IS NOT NULL THEN",
         "IF false THEN",
         f"{LAWS}/test_done_law.py",

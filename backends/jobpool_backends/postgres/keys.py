@@ -31,7 +31,7 @@ _Asked = Sequence[tuple[JobLease, Guards]]
 
 
 class PostgresKeys(KeyStore):
-    """The key store of one database. `sql/guarding.sql` says how two calls at once are kept apart.
+    """The key store of one database. `sql/guards.sql` says how two calls at once are kept apart.
 
     A call for guards, rates or log lines waits for the commits of calls for the same names.
     """

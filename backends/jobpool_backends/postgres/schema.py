@@ -47,8 +47,8 @@ Its indexes, each for one question, partial where only one state asks it:
 The other tables are described where they are made, in `sql/tables*.sql`.
 
 Any call sweeps what is past its `until`. Decisions about keys, places and rates take advisory locks first, see
-`take_turns` in `sql/guarding.sql`. A fetch waits a moment for that of its queue, and goes another way without it; see
-`have_turn` in `sql/fetching.sql`.
+`take_turns` in `sql/guards.sql`. A fetch waits a moment for that of its queue, and goes another way without it; see
+`have_turn` in `sql/fetch.sql`.
 
 `migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
 transaction under a lock.
@@ -208,8 +208,8 @@ _WORDS = {
 }
 
 _FUNCTIONS = """
-    basics producing bringing fetching settling reaping looking tending guarding placing rating keeping posting claiming
-    holding deleting listing resulting editing batching
+    common enqueue fetch settle reap inspect bulk guards places rates records posts claims_create claims_held
+    claims_delete claims_list results edit batches
 """
 
 
@@ -232,7 +232,7 @@ def fill(sql: str, schema: str) -> str:
 
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (_read("tables"),),
+    (_read("tables_1"),),
     (_read("tables_2"),),
     (_read("tables_3"),),
     (),

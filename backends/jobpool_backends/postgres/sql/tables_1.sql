@@ -43,7 +43,7 @@ CREATE INDEX messages_due ON {schema}.messages (queue, available_at) WHERE state
 CREATE INDEX messages_held ON {schema}.messages (queue, deadline) WHERE state = 2;
 
 -- A row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
--- `step_floor` in fetching.sql. Priority -1: where a claim begins to read never claimed posts. All rows
+-- `step_floor` in fetch.sql. Priority -1: where a claim begins to read never claimed posts. All rows
 -- may be deleted at any time.
 CREATE TABLE {schema}.heads (
     queue text COLLATE "C" NOT NULL,
