@@ -49,7 +49,7 @@ MUTATIONS = [
     ),
     Mutation(
         "redis: the fence is not checked",
-        f"{BACKENDS}/redis/lua/judge.lua",
+        f"{BACKENDS}/redis/lua/check_holder.lua",
         "return sub(text, 1, 16) == holder and 'o' or 'w'",
         "return 'o'",
         f"{LAWS}/test_settle_law.py {LAWS}/test_own_leases_law.py",
@@ -121,7 +121,7 @@ MUTATIONS = [
     Mutation(
         "redis: a lock is not freed with the settlement",
         f"{BACKENDS}/redis/lua/settle.lua",
-        "        let_go(q, work.guarded)\n",
+        "        release_guards(q, work.guarded)\n",
         "",
         f"{LAWS}/test_guard_law.py",
     ),

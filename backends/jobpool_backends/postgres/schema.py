@@ -208,8 +208,8 @@ _WORDS = {
 }
 
 _FUNCTIONS = """
-    common enqueue fetch settle reap inspect bulk guards places rates records posts claims_create claims_held
-    claims_delete claims_list results edit batches
+    common enqueue enqueue_keyed fetch settle reap inspect bulk guards places rates records posts claims_create
+    claims_held claims_delete claims_list results edit batches
 """
 
 

@@ -14,10 +14,10 @@ local fields = {
 }
 for i, name in ipairs({'parent', 'on_success', 'on_done'}) do
     if ARGV[i + 1] ~= '' then
-        put(fields, name, ARGV[i + 1])
+        push_pair(fields, name, ARGV[i + 1])
     end
 end
-many('HSET', key, fields)
+write_many('HSET', key, fields)
 if parent ~= '' then
     call('HINCRBY', shared(q, 'batch:' .. parent), 'total', 1)
     call('RPUSH', shared(q, 'nested:' .. parent), batch)

@@ -9,12 +9,12 @@ for at = 2, #ARGV, 2 do
 end
 -- Some of those that have ended make room: more than may have come since the last time.
 local over = call('ZRANGE', LEAD.ends, '-inf', now, 'BYSCORE', 'LIMIT', 0, #ARGV + 100)
-many('HDEL', LEAD.values, over)
-many('ZREM', LEAD.names, over)
-many('ZREM', LEAD.ends, over)
-many('HSET', LEAD.values, values)
-many('ZADD', LEAD.names, names)
-many('ZADD', LEAD.ends, ends)
+write_many('HDEL', LEAD.values, over)
+write_many('ZREM', LEAD.names, over)
+write_many('ZREM', LEAD.ends, over)
+write_many('HSET', LEAD.values, values)
+write_many('ZADD', LEAD.names, names)
+write_many('ZADD', LEAD.ends, ends)
 local most = math.ceil(lasts / 1000) + 1
 for _, key in pairs(LEAD) do
     if call('PTTL', key) < most then

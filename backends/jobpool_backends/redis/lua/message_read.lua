@@ -7,9 +7,9 @@ local BYTES = 8 * 1048576
 
 local q, bodies = keys_of(1), ARGV[1] == 'b'
 local members = {unpack(ARGV, 2)}
-local records, leased = ask('HMGET', q.record, members), ask('ZMSCORE', q.leased, members)
-local delayed, dead = ask('ZMSCORE', q.delayed, members), ask('ZMSCORE', q.dead, members)
-local posts_delayed = call('EXISTS', q.postsdelayed) == 1 and ask('ZMSCORE', q.postsdelayed, members) or {}
+local records, leased = read_many('HMGET', q.record, members), read_many('ZMSCORE', q.leased, members)
+local delayed, dead = read_many('ZMSCORE', q.delayed, members), read_many('ZMSCORE', q.dead, members)
+local posts_delayed = call('EXISTS', q.postsdelayed) == 1 and read_many('ZMSCORE', q.postsdelayed, members) or {}
 local answers, bytes = {digits(now)}, 0
 
 for i, member in ipairs(members) do

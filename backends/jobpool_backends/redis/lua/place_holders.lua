@@ -1,7 +1,7 @@
 -- Answers: the ids of the messages that hold places of one name.
 
 local q = keys_of(1)
-local deadlines, records = lives(q, holders_in(LEAD.places))
+local deadlines, records = live_deadlines(q, holders_in(LEAD.places))
 local ids = {}
 for i, deadline in ipairs(deadlines) do
     if deadline then

@@ -3,6 +3,6 @@
 -- are in its slot. While a cluster moves that slot, a command on a key that is not there fails the script. So each key
 -- is looked at before anything is written that must not be done by half.
 
-local function beside(q, name)
+local function named_key(q, name)
     return sub(q.record, 1, -7) .. name -- `record` has six letters
 end

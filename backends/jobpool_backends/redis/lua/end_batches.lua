@@ -2,7 +2,7 @@
 
 -- Count the ends of this call, once its new members have joined; q is any queue. A batch that ends may end another.
 -- Mostly there are none, so its functions are made in here: each call of a script makes those outside.
-local function finish(q)
+local function end_batches(q)
     if not next(touched) then
         return
     end

@@ -26,7 +26,7 @@ end
 -- Sort these members into lists, until `wanted` of them are free.
 local function sort_out(q, members, found, wanted, max_claims)
     local free, records, over, ended = {}, {}, {}, {}
-    for i, text in ipairs(ask('HMGET', q.record, members)) do
+    for i, text in ipairs(read_many('HMGET', q.record, members)) do
         if #free == wanted or #found.worn == WORN then
             break
         end
@@ -63,7 +63,7 @@ end
 
 -- Return `members`, `records` and `bodies` of messages taken, `worn` and `worn_records` of those claimed `max_claims`
 -- times already (0 = no limit). `again`: nothing was taken, but there is more to look at.
-local function choose(q, limit, max_claims)
+local function select_free(q, limit, max_claims)
     local found, looked = {members = {}, records = {}, bodies = {}, worn = {}, worn_records = {}, bytes = 0}, 0
     promote(q, DUE)
     promote_posts(q, DUE)
@@ -72,7 +72,7 @@ local function choose(q, limit, max_claims)
         local free, records, over, ended = sort_out(q, members, found, limit - #found.members, max_claims)
         take_free(q, free, records, found, over)
         for _, key in ipairs(sets) do
-            many('ZREM', key, over)
+            write_many('ZREM', key, over)
         end
         if #ended > 0 then
             end_posts(q, ended)

@@ -1,7 +1,7 @@
 -- The failures of messages of queue q, as JSON that a person can read.
 
 -- Each edit is {member, name, text, name, text, …}, and false for a text removes it.
-local function annotate(q, edits)
+local function note_failures(q, edits)
     local members, found, changes = {}, {}, {}
     for _, edit in ipairs(edits) do
         if not found[edit[1]] then
@@ -9,7 +9,7 @@ local function annotate(q, edits)
             found[edit[1]] = {}
         end
     end
-    for i, text in ipairs(ask('HMGET', q.notes, members)) do
+    for i, text in ipairs(read_many('HMGET', q.notes, members)) do
         if text then
             found[members[i]] = read_notes(text)
         end
@@ -22,5 +22,5 @@ local function annotate(q, edits)
     for i, member in ipairs(members) do
         changes[2 * i - 1], changes[2 * i] = member, cjson.encode(found[member])
     end
-    many('HSET', q.notes, changes)
+    write_many('HSET', q.notes, changes)
 end

@@ -9,5 +9,5 @@ end
 if open and not ended then
     call('HSET', key, 'open', 0)
     touch(batch)
-    finish(q)
+    end_batches(q)
 end

@@ -1,6 +1,6 @@
 -- The answer to a settlement or renewal by this holder. Refusals come in the contract's order.
 
-local function judge(deadline, text, holder)
+local function check_holder(deadline, text, holder)
     if not (deadline and text) then
         return 'n' -- no lease holds it
     end

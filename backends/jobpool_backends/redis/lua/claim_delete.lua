@@ -17,11 +17,11 @@ local function is_ours(text, leased)
 end
 
 local members = {} -- of these ids; '' for those that are not in this queue
-for i, place in ipairs(ask('HMGET', q.ids, {unpack(ARGV, 3)})) do
+for i, place in ipairs(read_many('HMGET', q.ids, {unpack(ARGV, 3)})) do
     members[i] = place and sub(place, 21) == name and sub(place, 1, 19) or ''
 end
-local records, dead = ask('HMGET', q.record, members), ask('ZMSCORE', q.dead, members)
-local leased = known and {} or ask('ZMSCORE', q.leased, members)
+local records, dead = read_many('HMGET', q.record, members), read_many('ZMSCORE', q.dead, members)
+local leased = known and {} or read_many('ZMSCORE', q.leased, members)
 local letters, gone, jobs, job_records, posts, post_records = {}, {}, {}, {}, {}, {}
 for i, member in ipairs(members) do
     local text = records[i]
@@ -41,11 +41,11 @@ for i, member in ipairs(members) do
 end
 if #jobs > 0 then
     for _, key in ipairs(known and {q.claimed} or {q.ready, q.delayed, q.later, q.claimed}) do
-        many('ZREM', key, jobs)
+        write_many('ZREM', key, jobs)
     end
     erase_recorded(q, jobs, job_records)
     end_members(q, jobs, 'cancelled')
-    finish(q)
+    end_batches(q)
 end
 if #posts > 0 then
     remove_posts(q, posts, post_records)

@@ -14,7 +14,7 @@ end
 local member = ARGV[3] .. format('%016.0f', seq)
 call('ZADD', q.ready, 0, member)
 call('SADD', q.queues, ARGV[1])
-ring(q)
+wake_one(q)
 call('HSET', q.body, member, ARGV[5])
 call('HSET', q.record, member, '0 0 0 - ' .. stamp .. ' ' .. ARGV[4])
 call('HSET', q.ids, ARGV[2], member .. ' ' .. ARGV[1]) -- last, as in add.lua

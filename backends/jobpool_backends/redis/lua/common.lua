@@ -8,17 +8,18 @@ local function digits(number)
 end
 
 -- Lua passes some 8,000 arguments to a function, and no more.
-local MOST = 6000
+local MAX_ARGUMENTS = 6000
 
--- One answer for each of `values`.
-local function ask(command, key, values)
+-- A read of many values: one answer for each.
+local function read_many(command, key, values)
     local count = #values
-    if count <= MOST then
+    if count <= MAX_ARGUMENTS then
         return count > 0 and call(command, key, unpack(values)) or {}
     end
     local answers = {}
-    for first = 1, count, MOST do
-        for _, answer in ipairs(call(command, key, unpack(values, first, math.min(first + MOST - 1, count)))) do
+    for first = 1, count, MAX_ARGUMENTS do
+        local last = math.min(first + MAX_ARGUMENTS - 1, count)
+        for _, answer in ipairs(call(command, key, unpack(values, first, last))) do
             answers[#answers + 1] = answer
         end
     end
@@ -29,23 +30,23 @@ local function push(list, value)
     list[#list + 1] = value
 end
 
-local function put(list, name, value)
+local function push_pair(list, name, value)
     local size = #list
     list[size + 1], list[size + 2] = name, value
 end
 
 -- A write of many members, or of pairs; nothing for none.
-local function many(command, key, values)
+local function write_many(command, key, values)
     local count = #values
-    for first = 1, count, MOST do
-        call(command, key, unpack(values, first, math.min(first + MOST - 1, count)))
+    for first = 1, count, MAX_ARGUMENTS do
+        call(command, key, unpack(values, first, math.min(first + MAX_ARGUMENTS - 1, count)))
     end
 end
 
 -- Before a script removes or changes anything: the server refuses it here if it may not write to sorted sets. Else it
 -- would refuse in the middle, and what has left one place would be in no other. While its memory is full, the server
 -- lets a script add only after a command that may remove. Neither of these two changes anything.
-local function try(key)
+local function check_writable(key)
     call('ZREM', key, '')
     call('ZADD', key, 'XX', 0, '')
 end

@@ -7,7 +7,7 @@ local members, seen = {}, {}
 for at = 2, #ARGV, 2 do
     members[#members + 1], seen[#seen + 1] = ARGV[at], ARGV[at + 1]
 end
-local records, dead = ask('HMGET', q.record, members), ask('ZMSCORE', q.dead, members)
+local records, dead = read_many('HMGET', q.record, members), read_many('ZMSCORE', q.dead, members)
 local wanted, texts = {}, {}
 for i, member in ipairs(members) do
     local wants = dead[i]
@@ -20,19 +20,19 @@ for i, member in ipairs(members) do
 end
 local function take_out()
     for _, key in ipairs({q.ready, q.delayed, q.later, q.dead, q.buried}) do
-        many('ZREM', key, wanted)
+        write_many('ZREM', key, wanted)
     end
     for _, text in ipairs(texts) do
         if is_post(text) or string.find(text, '\n', 1, true) then
             for _, key in ipairs({q.posts, q.postsdelayed, q.postslater, q.postsclaimed, q.claimed, q.lives}) do
-                many('ZREM', key, wanted)
+                write_many('ZREM', key, wanted)
             end
             break
         end
     end
 end
 
-try(q.ready)
+check_writable(q.ready)
 if ARGV[1] == 'delete' then
     erase_recorded(q, wanted, texts)
     take_out()
@@ -41,13 +41,13 @@ elseif ARGV[1] == 'cancel' then
     for i, member in ipairs(wanted) do
         edits[i] = {member, 'reason', 'cancelled'}
     end
-    annotate(q, edits)
+    note_failures(q, edits)
     take_out()
     bury(q, wanted)
 elseif #wanted > 0 then
     local afresh, changes, edits, jobs, posts = ARGV[1] == 'retry', {}, {}, {}, {}
     if afresh then
-        many('HDEL', q.notes, wanted)
+        write_many('HDEL', q.notes, wanted)
     end
     for i, member in ipairs(wanted) do
         local deliveries, attempts, crashes, _, _, rest = parts_of(texts[i], 1, member)
@@ -60,17 +60,17 @@ elseif #wanted > 0 then
         changes[2 * i - 1], changes[2 * i] = member, format('%s %s +%s %s', deliveries, counters, digits(now), rest)
         edits[i] = not afresh and {member, 'reason', false} or nil
     end
-    annotate(q, edits)
-    many('HSET', q.record, changes)
+    note_failures(q, edits)
+    write_many('HSET', q.record, changes)
     take_out()
-    many('ZADD', q.posts, scored(0, posts))
-    many('ZADD', q.ready, scored(0, jobs))
+    write_many('ZADD', q.posts, scored(0, posts))
+    write_many('ZADD', q.ready, scored(0, jobs))
     if #jobs > 0 then
-        ring(q)
+        wake_one(q)
     end
 end
 if ARGV[1] == 'delete' or ARGV[1] == 'cancel' then
     end_members(q, wanted, 'cancelled')
-    finish(q)
+    end_batches(q)
 end
 return #wanted

@@ -7,9 +7,9 @@ for at = 2, #ARGV do
     if not place or call('ZSCORE', q.dead, sub(place, 1, 19)) then
         return 1
     end
-    local waiters = beside(q, 'await:' .. ARGV[at])
+    local waiters = named_key(q, 'await:' .. ARGV[at])
     call('SADD', waiters, ARGV[1])
     call('PEXPIRE', waiters, 60000)
 end
-call('SET', beside(q, 'awaited'), 1, 'PX', 60000)
+call('SET', named_key(q, 'awaited'), 1, 'PX', 60000)
 return 0

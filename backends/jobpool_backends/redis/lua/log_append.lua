@@ -7,7 +7,7 @@ for number = 1, COUNT do
     local first = at + 2 + math.max(0, count - last - 1) -- the older ones would be cut off at once
     at = at + 2 + count
     while first < at do
-        local behind = math.min(first + MOST, at)
+        local behind = math.min(first + MAX_ARGUMENTS, at)
         call('LPUSH', log, unpack(ARGV, first, behind - 1))
         first = behind
     end

@@ -3,13 +3,13 @@
 
 local q = keys_of(1)
 sweep_claims(q, SWEEP)
-call('HDEL', q.record, '') -- as `try` does
-local found = choose(q, tonumber(ARGV[1]), 0)
+call('HDEL', q.record, '') -- as `check_writable` does
+local found = select_free(q, tonumber(ARGV[1]), 0)
 if #found.members == 0 then
     return found.again and 1 or 0
 end
-many('ZREM', q.lives, found.members)
+write_many('ZREM', q.lives, found.members)
 erase_recorded(q, found.members, found.records)
 end_members(q, found.members, 'cancelled')
-finish(q)
+end_batches(q)
 return {found.members, found.records, found.bodies}

@@ -5,7 +5,7 @@ local LIVING = '9999999999999999'
 
 -- The id of the message that has this key, nil for none.
 local function known_under(q, key)
-    local name = beside(q, 'unique:' .. key)
+    local name = named_key(q, 'unique:' .. key)
     local id = recall(name)
     if id and call('PTTL', name) < 0 and call('HEXISTS', q.ids, id) == 0 then
         return nil -- edited by hand: the message is gone, without an end
@@ -14,15 +14,15 @@ local function known_under(q, key)
 end
 
 local function take_key(q, key, id, member)
-    call('SET', beside(q, 'unique:' .. key), LIVING .. id)
-    call('HSET', beside(q, 'keyed'), member, key)
+    call('SET', named_key(q, 'unique:' .. key), LIVING .. id)
+    call('HSET', named_key(q, 'keyed'), member, key)
 end
 
 -- These messages are gone. The key of each is known for as many µs more; with 0 it is free at once.
 local function give_keys(q, members, ids, lasts)
-    local keys = ask('HMGET', beside(q, 'keyed'), members)
+    local keys = read_many('HMGET', named_key(q, 'keyed'), members)
     for i, key in ipairs(keys) do
-        local name = key and beside(q, 'unique:' .. key)
+        local name = key and named_key(q, 'unique:' .. key)
         if name and recall(name) == ids[i] then
             if lasts[i] > 0 then
                 remember(name, lasts[i], ids[i])
@@ -31,5 +31,5 @@ local function give_keys(q, members, ids, lasts)
             end
         end
     end
-    many('HDEL', beside(q, 'keyed'), members)
+    write_many('HDEL', named_key(q, 'keyed'), members)
 end

@@ -6,14 +6,14 @@ local function evict(q, victims)
     if #victims == 0 then
         return
     end
-    many('ZREM', q.dead, victims)
-    many('ZREM', q.buried, victims)
-    erase_recorded(q, victims, ask('HMGET', q.record, victims))
+    write_many('ZREM', q.dead, victims)
+    write_many('ZREM', q.buried, victims)
+    erase_recorded(q, victims, read_many('HMGET', q.record, victims))
     call('INCRBY', q.evicted, #victims)
 end
 
 -- Remove the oldest dead letters beyond `most`, and those older than `age` µs; 0 = no cap.
-local function cap(q, most, age)
+local function cap_dead(q, most, age)
     if age > 0 then
         evict(q, call('ZRANGE', q.dead, '-inf', now - age, 'BYSCORE', 'LIMIT', 0, EVICT))
     end
@@ -24,6 +24,6 @@ local function cap(q, most, age)
 end
 
 local function bury(q, members)
-    many('ZADD', q.dead, scored(now, members))
-    many('ZADD', q.buried, scored(0, members))
+    write_many('ZADD', q.dead, scored(now, members))
+    write_many('ZADD', q.buried, scored(0, members))
 end

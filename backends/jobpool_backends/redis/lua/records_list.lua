@@ -8,7 +8,7 @@ local from, to, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local answers, bytes, keys = {0}, 0
 repeat
     keys = call('ZRANGE', LEAD.names, from, to, 'BYLEX', 'LIMIT', 0, PIECE)
-    local ends = ask('ZMSCORE', LEAD.ends, keys)
+    local ends = read_many('ZMSCORE', LEAD.ends, keys)
     for i, key in ipairs(keys) do
         local value = ends[i] and tonumber(ends[i]) > now and call('HGET', LEAD.values, key)
         if value then

@@ -12,16 +12,16 @@ local swept = {}
 local function sweep(q, key)
     local members, holders = holders_in(key)
     local dead = {}
-    for i, deadline in ipairs((lives(q, members, holders))) do
+    for i, deadline in ipairs((live_deadlines(q, members, holders))) do
         dead[#dead + 1] = not deadline and members[i] or nil
     end
-    many('HDEL', key, dead)
+    write_many('HDEL', key, dead)
     return #dead
 end
 
 -- Return whether there is a place for this message. If not, first remove those of ended leases, once in a script.
 local function has_place(q, name, most, member)
-    local key = beside(q, name)
+    local key = named_key(q, name)
     local taken = call('HLEN', key)
     if taken < most then
         return true
@@ -37,7 +37,7 @@ end
 local function refusal(q, member, token, guards)
     local key = guards[1]
     if key ~= '' then
-        if recall(beside(q, 'done:' .. key)) then
+        if recall(named_key(q, 'done:' .. key)) then
             return 'd'
         end
         if not has_place(q, 'runs:' .. key, 1, member) then
@@ -50,7 +50,7 @@ local function refusal(q, member, token, guards)
         end
     end
     for _, rate in ipairs(guards[4]) do
-        local left = wait_for(beside(q, 'rate:' .. rate[1]), rate[2], rate[3], token)
+        local left = wait_for(named_key(q, 'rate:' .. rate[1]), rate[2], rate[3], token)
         if left > 0 then
             return 'r ' .. digits(left) .. ' ' .. rate[1]
         end
@@ -61,18 +61,18 @@ end
 local function grant(q, member, who, guards, deadline)
     local holder, places = sub(who, 1, 16), places_of(guards)
     for _, name in ipairs(places) do
-        call('HSET', beside(q, name), member, holder)
+        call('HSET', named_key(q, name), member, holder)
     end
     for _, rate in ipairs(guards[4]) do
-        count_start(beside(q, 'rate:' .. rate[1]), rate[3], sub(who, 1, 32))
+        count_start(named_key(q, 'rate:' .. rate[1]), rate[3], sub(who, 1, 32))
     end
     if #places > 0 then
-        call('ZADD', beside(q, 'guarded'), deadline, member .. holder .. sub(who, 33))
+        call('ZADD', named_key(q, 'guarded'), deadline, member .. holder .. sub(who, 33))
     end
 end
 
 local function answer(q, member, who, deadline, text)
-    if judge(deadline, text, sub(who, 1, 16)) ~= 'o' then
+    if check_holder(deadline, text, sub(who, 1, 16)) ~= 'o' then
         return 'l'
     end
     local guards = cjson.decode(sub(who, 33))
@@ -86,7 +86,7 @@ end
 local function free(q, entry)
     local member, holder = sub(entry, 1, 19), sub(entry, 20, 35)
     for _, name in ipairs(places_of(cjson.decode(sub(entry, 36)))) do
-        local key = beside(q, name)
+        local key = named_key(q, name)
         if call('HGET', key, member) == holder then
             call('HDEL', key, member)
         end
@@ -95,20 +95,20 @@ end
 
 -- Look at some leases that should have ended. Renewed ones are looked at again later, the others lose their places.
 local function tidy(q, most)
-    local key = beside(q, 'guarded')
+    local key = named_key(q, 'guarded')
     local entries, members, holders, later = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, most), {}, {}, {}
     for i, entry in ipairs(entries) do
         members[i], holders[i] = sub(entry, 1, 19), sub(entry, 20, 35)
     end
-    many('ZREM', key, entries)
-    for i, deadline in ipairs((lives(q, members, holders))) do
+    write_many('ZREM', key, entries)
+    for i, deadline in ipairs((live_deadlines(q, members, holders))) do
         if deadline then
             later[#later + 1], later[#later + 2] = deadline, entries[i]
         else
             free(q, entries[i])
         end
     end
-    many('ZADD', key, later)
+    write_many('ZADD', key, later)
 end
 
 local answers, at = {}, 1
@@ -117,9 +117,9 @@ for number = 1, COUNT do
     for i = 1, count do
         members[i] = ARGV[at + 2 * i - 1]
     end
-    -- Removes nothing, but lets this script add while the memory is full: see base.lua.
-    call('ZREM', beside(q, 'guarded'), '')
-    local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+    -- Removes nothing, but lets this script add while the memory is full: see common.lua.
+    call('ZREM', named_key(q, 'guarded'), '')
+    local deadlines, records = read_many('ZMSCORE', q.leased, members), read_many('HMGET', q.record, members)
     for i, member in ipairs(members) do
         answers[#answers + 1] = answer(q, member, ARGV[at + 2 * i], deadlines[i], records[i])
     end
