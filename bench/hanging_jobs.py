@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from bench.notes import note
+from bench.note_file import note
 from bench.processes import death_of
 
 TIMEOUT = 1.0

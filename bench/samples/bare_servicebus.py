@@ -10,8 +10,8 @@ from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
-from bench.alone import Meter, preload
 from bench.programs import answer
+from bench.samples.preload import Meter, preload
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
 

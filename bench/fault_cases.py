@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from bench.faultstage import WORKERS, Stage
-from bench.livepool import wait_for
+from bench.fault_stage import WORKERS, Stage
+from bench.live_pool import wait_for
 from bench.processes import death_of
 from jobpool_torture.fleet import Pool
 from jobpool_torture.ledger import Line

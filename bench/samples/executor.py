@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench import mixing
+from bench import mixed_jobs
 from bench.programs import answer
 
 
@@ -32,15 +32,15 @@ def _by_map(chunk: int) -> Callable[[ProcessPoolExecutor, int], None]:
     return do
 
 
-def _of_mix(mix: mixing.Mix, notes: str) -> Callable[[ProcessPoolExecutor, int], None]:
+def _of_mix(mix: mixed_jobs.Mix, notes: str) -> Callable[[ProcessPoolExecutor, int], None]:
     def do(executor: ProcessPoolExecutor, jobs: int) -> None:
-        for future in [executor.submit(mixing.nap, notes, seconds) for seconds in mixing.lengths(mix, jobs)]:
+        for future in [executor.submit(mixed_jobs.nap, notes, seconds) for seconds in mixed_jobs.lengths(mix, jobs)]:
             future.result()
 
     return do
 
 
-def run(workers: int, jobs: int, chunk: int = 0, mix: mixing.Mix = (), notes: str = "") -> dict[str, Any]:
+def run(workers: int, jobs: int, chunk: int = 0, mix: mixed_jobs.Mix = (), notes: str = "") -> dict[str, Any]:
     """Measure `submit` and `result` of each job, or `map` with this chunk size; from the first call to the last
     result. With `mix` the jobs sleep, and `notes` is the file for what share of the workers' time they use.
     """
@@ -56,7 +56,7 @@ def run(workers: int, jobs: int, chunk: int = 0, mix: mixing.Mix = (), notes: st
     return {
         "seconds": seconds,
         "rate": jobs / seconds,
-        "used": mixing.share_used(Path(notes), workers) if mix else 0.0,
+        "used": mixed_jobs.share_used(Path(notes), workers) if mix else 0.0,
         "master": own / thousands,
         "children": (children.ru_utime + children.ru_stime) / thousands,
     }

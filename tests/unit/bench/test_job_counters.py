@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from bench import marks
+from bench import job_counters
 from support.waiting import wait_until
 
 JOBS = 500
@@ -19,13 +19,13 @@ FORK = multiprocessing.get_context("fork")
 
 def _work(jobs: int) -> None:
     for _ in range(jobs):
-        marks.count()
+        job_counters.count()
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[marks.Marks]:
-    with contextlib.closing(marks.Marks(tmp_path / "marks")) as made:
-        monkeypatch.setenv(marks.VARIABLE, str(made.path))
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[job_counters.JobCounters]:
+    with contextlib.closing(job_counters.JobCounters(tmp_path / "counters")) as made:
+        monkeypatch.setenv(job_counters.VARIABLE, str(made.path))
         yield made
 
 
@@ -43,7 +43,7 @@ def workers(count: int) -> Iterator[list[BaseProcess]]:
             process.close()
 
 
-def test_processes_wait_at_the_gate_and_then_count_every_job(found: marks.Marks) -> None:
+def test_processes_wait_at_the_gate_and_then_count_every_job(found: job_counters.JobCounters) -> None:
     with workers(4) as processes:
         wait_until(lambda: len(found.pids()) == 4, what="four processes at the gate")
         assert found.done() == (0, 0.0)
@@ -60,7 +60,7 @@ def test_processes_wait_at_the_gate_and_then_count_every_job(found: marks.Marks)
 
 
 def test_without_a_file_nothing_is_counted_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(marks.VARIABLE, raising=False)
+    monkeypatch.delenv(job_counters.VARIABLE, raising=False)
 
     with workers(1) as [process]:
         process.join(30)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, TypeVar
 
-from bench.filling import PATIENCE, QUEUE
 from bench.programs import answer
+from bench.samples.fill_queue import CALL_TIMEOUT_S, QUEUE
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
@@ -27,7 +27,7 @@ def run(urls: Sequence[str], cycles: int, batch: int) -> dict[str, Any]:
     """Return, for each store, milliseconds of each call by its verb. The number of its messages stays the same."""
     spent: list[Spent] = [{verb: [] for verb in VERBS} for _ in urls]
     with ExitStack() as stack:
-        stores = [stack.enter_context(closing(open_backend(url, timeout=PATIENCE))) for url in urls]
+        stores = [stack.enter_context(closing(open_backend(url, timeout=CALL_TIMEOUT_S))) for url in urls]
         for turn in range(WARM_UP + cycles):
             for backend, found in zip(stores, spent, strict=True):
                 _cycle(backend, batch, found if turn >= WARM_UP else {verb: [] for verb in VERBS})

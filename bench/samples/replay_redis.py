@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from redis import Redis
 
-from bench.recorder import recorded
+from bench.samples.command_recorder import recorded
 from jobpool.client.jobs import Jobs
 
 

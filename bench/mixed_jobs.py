@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.notes import note
+from bench.note_file import note
 
 Mix = Sequence[tuple[float, float]]
 """Kinds of jobs: weight, and how long one lasts, in seconds."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from bench.cycles import WARM_UP, Spent, timed
-from bench.filling import PATIENCE, QUEUE
 from bench.programs import answer
+from bench.samples.cycles import WARM_UP, Spent, timed
+from bench.samples.fill_queue import CALL_TIMEOUT_S, QUEUE
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import Deleted, NewPost
 from jobpool.broker.opening import open_backend
@@ -27,7 +27,7 @@ def run(urls: Sequence[str], cycles: int = 0, claims: int = 0, first: int = 0) -
     store.
     """
     with ExitStack() as stack:
-        stores = [stack.enter_context(closing(open_backend(url, timeout=PATIENCE))) for url in urls]
+        stores = [stack.enter_context(closing(open_backend(url, timeout=CALL_TIMEOUT_S))) for url in urls]
         if claims:
             _fill(stores[0], claims, first)
             return {}

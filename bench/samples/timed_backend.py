@@ -1,6 +1,6 @@
 """A backend seen through a gate and a stop-watch, for a pool that knows nothing of either.
 
-While the gate is closed every fetch comes back empty: so all children are ready before the first job is leased, and no
+While the gate is closed every fetch comes back empty. So all children are ready before the first job is leased, and no
 process start is in the figures. The watch runs from the call of the first fetch that brought a job to the return of the
 last settlement.
 """
@@ -19,7 +19,7 @@ from jobpool.message.settlement import Settled, Settlement
 R = TypeVar("R")
 
 
-class Watched:
+class TimedBackend:
     """A backend that passes everything on to `backend`.
 
     Args:
@@ -29,8 +29,8 @@ class Watched:
     Attributes:
         begun, ended: CLOCK_MONOTONIC seconds.
         begun_cpu, ended_cpu: CPU seconds of this process at those moments.
-        broker_cpu: CPU seconds that threads of this process have spent inside backend calls, from `begun` on: for an
-            embedded broker all of it, for a server its client library.
+        broker_cpu: CPU seconds that threads of this process have spent inside backend calls, from `begun` on. For an
+            embedded broker that is all of it, for a server its client library.
         calls: Name of a call → how often it was made, from `begun` on.
         done: Set at `ended`.
     """

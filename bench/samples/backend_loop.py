@@ -6,8 +6,8 @@ import contextlib
 import secrets
 from typing import Any
 
-from bench.alone import Meter, preload
 from bench.programs import answer
+from bench.samples.preload import Meter, preload
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition

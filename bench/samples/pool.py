@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from bench import mixing, programs
-from bench.alone import preload
+from bench import mixed_jobs, programs
 from bench.processes import family_seconds, thread_seconds, total_cpu
 from bench.programs import ROOT, answer
-from bench.watched import Watched
+from bench.samples.preload import preload
+from bench.samples.timed_backend import TimedBackend
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.scoreboard import Scoreboard
@@ -39,7 +39,7 @@ def run(
     broker_pids: tuple[int, ...] = (),
     keyed: bool = False,
     limits: dict[str, int] | None = None,
-    mix: mixing.Mix = (),
+    mix: mixed_jobs.Mix = (),
     notes: str = "",
 ) -> dict[str, Any]:
     """Preload `jobs`, run the pool until they are settled, and return what that took.
@@ -65,7 +65,7 @@ def run(
             preload(backend, _naps(mix, jobs, notes, queue))
         else:
             preload(backend, _alike(JobDefinition(handler, payload or {}, queue=queue), jobs, keyed))
-        watched = Watched(backend, jobs)
+        watched = TimedBackend(backend, jobs)
         observer = _Observer(watched, workers, tuple(broker_pids))
         settings = Settings(
             queues=((queue, 1.0),),
@@ -80,7 +80,7 @@ def run(
         observer.join()
     finally:
         backend.close()
-    used = mixing.share_used(Path(notes), workers) if mix else 0.0
+    used = mixed_jobs.share_used(Path(notes), workers) if mix else 0.0
     return observer.findings(jobs) | {"used": used}
 
 
@@ -89,15 +89,15 @@ def _alike(job: JobDefinition, jobs: int, keyed: bool) -> Iterator[JobDefinition
         yield job.with_idempotency_key(f"key {number}") if keyed else job
 
 
-def _naps(mix: mixing.Mix, jobs: int, notes: str, queue: str) -> Iterator[JobDefinition]:
-    for seconds in mixing.lengths(mix, jobs):
+def _naps(mix: mixed_jobs.Mix, jobs: int, notes: str, queue: str) -> Iterator[JobDefinition]:
+    for seconds in mixed_jobs.lengths(mix, jobs):
         yield JobDefinition("nap", {"path": notes, "seconds": seconds}, queue=queue)
 
 
 class _Observer:
     """A thread beside the pool: opens the gate when every child is ready, reads CPU times, and ends the pool."""
 
-    def __init__(self, watched: Watched, workers: int, broker_pids: tuple[int, ...]) -> None:
+    def __init__(self, watched: TimedBackend, workers: int, broker_pids: tuple[int, ...]) -> None:
         self._watched = watched
         self._workers = workers
         self._broker_pids = broker_pids

@@ -27,7 +27,7 @@ CALLED = "SELECT calls, total_time FROM pg_stat_user_functions WHERE schemaname 
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class BrokerCounts:
     """The counts of a server at one moment.
 
     Attributes:
@@ -51,16 +51,16 @@ class Verb:
     took: float = 0.0
 
 
-def tally(server: Server, url: str) -> Tally:
+def read_counts(server: Server, url: str) -> BrokerCounts:
     """Return the counts of a place in a server."""
     if not isinstance(server, RedisServer):
         with psycopg.connect(url, autocommit=True) as connection:
             row = connection.execute(COUNTED).fetchone() or ()
-        return Tally(*map(int, row))
+        return BrokerCounts(*map(int, row))
     with Redis.from_url(url) as client:
         info = client.info("everything")
     traffic = info["total_net_input_bytes"] + info["total_net_output_bytes"]
-    return Tally(info["total_reads_processed"], traffic, info["connected_clients"] - 1, info["used_memory"])
+    return BrokerCounts(info["total_reads_processed"], traffic, info["connected_clients"] - 1, info["used_memory"])
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench import table
+from bench import app_data
 from bench.apps import noop
 
 __all__ = ["TABLE", "noop"]
 
-TABLE = table.made()
+TABLE = app_data.made()

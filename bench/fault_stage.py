@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.poolrig_brokers import BeanstalkBroker, Broker, Host, PostgresBroker, RedisBroker
 
-from bench.livepool import wait_for
+from bench.live_pool import wait_for
 from bench.plan import Plan
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.figures import Figure, Target, median
-from bench.marks import VARIABLE, Marks
+from bench.job_counters import VARIABLE, JobCounters
 from bench.peers import environment, running
 from bench.peers.fleet import Peer
 from bench.plan import Plan
@@ -22,11 +22,15 @@ Contest = Callable[[], dict[str, Any]]
 
 def pool(plan: Plan, server: Server, jobs: int) -> dict[str, Any]:
     """Run a pool over signed messages. Its handler counts as the peers' do, with an open gate."""
-    with plan.scratch() as scratch, server.fresh() as url, contextlib.closing(Marks(scratch / "marks")) as marks:
-        marks.open_gate()
+    with (
+        plan.scratch() as scratch,
+        server.fresh() as url,
+        contextlib.closing(JobCounters(scratch / "counters")) as counters,
+    ):
+        counters.open_gate()
         return sample(
-            "host",
-            environment={VARIABLE: str(marks.path)},
+            "samples.pool",
+            environment={VARIABLE: str(counters.path)},
             url=url,
             workers=plan.workers,
             jobs=jobs,
@@ -51,7 +55,7 @@ def local(plan: Plan, kind: str, jobs: int) -> dict[str, Any]:
 def loop(server: Server, batch: int, jobs: int) -> dict[str, Any]:
     """Run one process that fetches and acks, `batch` messages a call: a backend with nothing around it."""
     with server.fresh() as url:
-        return sample("loop", url=url, batch=batch, jobs=jobs, broker_pid=server.pid)
+        return sample("samples.backend_loop", url=url, batch=batch, jobs=jobs, broker_pid=server.pid)
 
 
 def costs(samples: Samples, target: Target | None = None) -> list[Figure]:

@@ -8,8 +8,8 @@ import time
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
+from bench.cpu_work import burn
 from bench.programs import answer
-from bench.work import burn
 
 
 def _work(start: Barrier, loops: int, jobs: int) -> None:

@@ -15,13 +15,13 @@ from jobpool.message.settlement import Abandon
 QUEUE = "bench"
 BATCH = 1000
 
-PATIENCE = 30.0
+CALL_TIMEOUT_S = 30.0
 """Seconds for each call: what is measured is how long it takes, so it may."""
 
 
 def run(url: str, state: str, count: int) -> dict[str, Any]:
     """Put `count` messages there. `state`: `waiting`, `delayed` or `dead`."""
-    backend = open_backend(url, timeout=PATIENCE)
+    backend = open_backend(url, timeout=CALL_TIMEOUT_S)
     try:
         for begin in range(0, count, BATCH):
             _STATES[state](backend, min(BATCH, count - begin))

@@ -2,7 +2,7 @@
 
 Same fork server, same children, same bodies, as many frames ahead as the pool holds. No broker, no lease, no decision,
 no look at a deadline. `bare` leaves out this project's own encoding and packet functions too, and calls the sockets
-with packed bytes: no master written in Python can be much faster.
+with packed bytes. No master written in Python can be much faster.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-VARIABLE = "BENCH_MARKS"
+VARIABLE = "BENCH_COUNTERS"
 """Of the environment: where the file is; not set = jobs are not counted."""
 
 PAGE = 4096
@@ -30,8 +30,8 @@ _AT_DONE = 8
 _LOOK_EVERY = 0.0005
 
 
-class Marks:
-    """The file, as the one who measures sees it."""
+class JobCounters:
+    """The file, for the program that measures."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(PAGE * PAGES))

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import greenstalk
 
-from bench.alone import Meter, preload
 from bench.programs import answer
+from bench.samples.preload import Meter, preload
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
 

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from bench import bare_postgres, bare_redis
-from bench.beside import KEY
+from bench.contestants import KEY
 from bench.programs import answer
+from bench.samples import replay_postgres, replay_redis
 from jobpool.client.jobs import BATCH, Jobs
 from jobpool.message.definition import JobDefinition
 
 QUEUE = "bench"
 
-BARE = {"redis": bare_redis.replay, "postgresql": bare_postgres.replay}
+BARE = {"redis": replay_redis.replay, "postgresql": replay_postgres.replay}
 
 Send = Callable[[], object]
 

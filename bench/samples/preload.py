@@ -1,4 +1,4 @@
-"""The jobs that wait for a program without a pool, and what they cost it."""
+"""The jobs that a program without a pool finds in its queue, and the meter of what they cost it."""
 
 from __future__ import annotations
 
