@@ -71,7 +71,7 @@ _MEANINGS = {
 }
 
 _ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if word != b"BURIED"}
-_WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
+_REPLIES = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
 
 # A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended.
 # Each system has its own choice of these.
@@ -183,7 +183,7 @@ def read_answer(reader: BufferedReader) -> Answer:
         return data[:-2] if word == b"OK" else greenstalk.Job(int(words[1]), data[:-2])
     if word in _ERRORS:
         return cast(greenstalk.Error, _ERRORS[word]())
-    if word not in _WORDS:
+    if word not in _REPLIES:
         raise greenstalk.UnknownResponseError(word, list(words[1:]))
     return words
 

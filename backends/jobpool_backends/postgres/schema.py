@@ -141,7 +141,7 @@ _COMPUTED = {
 }
 """Columns of a message in a list; those that are not columns of the table."""
 
-_WORDS = {
+_SQL_VALUES = {
     # Its length is known without reading it, where it lies outside the row.
     "{body}": f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END",
     "{planner}": " ".join(_PLANNER.split()),
@@ -216,7 +216,7 @@ _FUNCTIONS = """
 def _read(name: str) -> str:
     """Return the statements of one file, with `{schema}` left to fill in."""
     text = files(__package__).joinpath("sql", f"{name}.sql").read_text("utf-8")
-    for word, meaning in _WORDS.items():
+    for word, meaning in _SQL_VALUES.items():
         text = text.replace(word, meaning)
     return text.strip().removesuffix(";")
 

@@ -27,12 +27,12 @@ CLEAR_LIMIT = 1000  # messages freed, posts removed, and empty claims dropped, i
 
 LIVING = living(":wall")
 _COLUMNS = "seq, id, {body}, handler, priority, enqueued_at, claims, ends_at, claim"
-COLUMNS = _COLUMNS.replace("{body}", BODY)
+CLAIM_COLUMNS = _COLUMNS.replace("{body}", BODY)
 LISTED = _COLUMNS.replace("{body}", "(SELECT body FROM bodies WHERE bodies.seq = messages.seq)")
-"""`COLUMNS`, with bodies of any size."""
+"""`CLAIM_COLUMNS`, with bodies of any size."""
 
 _IN_CLAIM = f"messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim AND {LIVING}"
-_MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM}"
+_MESSAGES = f"SELECT {CLAIM_COLUMNS} FROM {_IN_CLAIM}"
 _CLAIM = "SELECT id, ttl, grace, boot, deadline, deadline_wall FROM claims WHERE queue = ? AND id = ?"
 _CLAIMS = f"""
 SELECT id, ttl, grace, boot, deadline, deadline_wall,
@@ -139,7 +139,7 @@ def show(connection: sqlite3.Connection, queue: str, claim: Claim, now: Moment) 
 
 
 def held(queue: str, claim: Claim, rows: Iterable[Row], now: Moment) -> HeldClaim:
-    """Return the claim with messages of which these are the `COLUMNS`, in the order of the queue."""
+    """Return the claim with messages of which these are the `CLAIM_COLUMNS`, in the order of the queue."""
     messages = tuple(message(queue, row) for row in sorted(rows, key=itemgetter(4, 0)))
     return replace(claim.shown(queue, now, len(messages)), messages=messages)
 

@@ -25,7 +25,7 @@ from jobpool.broker.claim_store import (
 from jobpool.broker.values import MessageFilter, State
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import batches, claim_rows
-from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
+from jobpool_backends.sqlite.claim_rows import CLAIM_COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.enqueue import post
 from jobpool_backends.sqlite.fetch import READY_OR_DUE, promote
@@ -48,7 +48,7 @@ _LEASE = "deadline_wall = :deadline_wall, ends_at = CASE WHEN ends_at IS NOT NUL
 _TAKE = f"""
 UPDATE messages
 SET state = 2, holder = :claim, claim = :claim, deliveries = deliveries + 1, claims = claims + 1, {_LEASE}
-WHERE seq IN (SELECT value FROM json_each(:numbers)) RETURNING {COLUMNS}
+WHERE seq IN (SELECT value FROM json_each(:numbers)) RETURNING {CLAIM_COLUMNS}
 """
 _BURY = f"UPDATE messages SET state = 3, reason = '{CLAIM_LIMIT}', died_at = ?, ends_at = NULL WHERE seq IN {EACH}"
 _KEEP = """
@@ -61,14 +61,14 @@ WHERE queue = :queue AND id = :claim
 """
 _HOLD_LONGER = f"""
 UPDATE messages INDEXED BY messages_claimed SET {_LEASE}
-WHERE queue = :queue AND claim = :claim AND {LIVING} RETURNING {COLUMNS}
+WHERE queue = :queue AND claim = :claim AND {LIVING} RETURNING {CLAIM_COLUMNS}
 """
 _FACTS = "id, seq, state, handler, given, claim, batch"
 _NAMED = f"""
 SELECT {_FACTS} FROM messages INDEXED BY messages_by_id
 WHERE id IN (SELECT value FROM json_each(:ids)) AND queue = :queue AND state <> 3 AND {LIVING}
 """
-_NUMBERED = f"SELECT {_FACTS}, {COLUMNS} FROM messages WHERE seq IN {EACH} ORDER BY priority, seq"
+_NUMBERED = f"SELECT {_FACTS}, {CLAIM_COLUMNS} FROM messages WHERE seq IN {EACH} ORDER BY priority, seq"
 _MARK_EMPTY = """
 UPDATE claims SET empty = 1 WHERE queue = :queue AND id = :claim AND NOT EXISTS (
     SELECT 1 FROM messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim

@@ -52,7 +52,7 @@ _PAST = "SELECT last_error, cause, batch FROM messages WHERE seq = ?"
 _SPEND = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?)"
 _KEEP = "INSERT OR REPLACE INTO results VALUES (?, ?, ?)"
 _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
-_LEAVE = "DELETE FROM holds WHERE seq = ?"
+_RELEASE_PLACES = "DELETE FROM holds WHERE seq = ?"
 _UNCOUNT = "DELETE FROM starts WHERE queue = ? AND name = ? AND token = ?"
 
 _LETTERS = {answer: letter for letter, answer in SETTLED.items()}
@@ -206,7 +206,7 @@ class _Changes(Struct):
 
     def unguard(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
         """End the grants to this lease; an ack leaves its key done."""
-        self.rows[_LEAVE].append((fact.seq,))
+        self.rows[_RELEASE_PLACES].append((fact.seq,))
         if guards.key is not None and type(settlement) is Ack:
             self.rows[_DONE].append((fact.queue, guards.key, self.step.now.wall + micros(guards.keep)))
         if type(settlement) is Release and not settlement.begun:

@@ -39,7 +39,7 @@ PAUSE, DRAIN, CANCEL = "pause:", "drain:", "cancel:"
 MARKED_S = 86400.0  # seconds for which a mark is kept that nobody removes
 CANCEL_WAIT_S = 10.0  # seconds for which a cancel waits for the pools' answers, unless something else is said
 KNOWN_AFTER_S = 1.0  # seconds after which all pools have read what is asked
-LOOK_EVERY_S = 0.05  # seconds between two looks meanwhile
+CANCEL_LOOK_S = 0.05  # seconds between two looks meanwhile
 SAME_TIME_S = 0.001  # two times of an enqueue that differ by less are the same
 POOLS = "jobpool.pools"  # the space of the pools' own records, by their ids
 TELL_EVERY_S = 10.0  # seconds between two writes of a pool's record
@@ -208,7 +208,7 @@ def _cancel_jobs(backend: QueueBackend, idents: Iterable[str], purge: bool, wait
                 del left[ident]
         if not left or time.monotonic() >= give_up:
             break
-        time.sleep(max(LOOK_EVERY_S, time.monotonic() - begun))
+        time.sleep(max(CANCEL_LOOK_S, time.monotonic() - begun))
     unmark(backend, [ident for ident in cancels.marked if ident in answers])
     return answers | dict.fromkeys(left, Cancel.ASKED)
 

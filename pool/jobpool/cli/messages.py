@@ -42,7 +42,7 @@ PAUSED = columns("PAUSED~")  # the same
 
 MORE = "there are more than {}; --limit 0 lists all"
 
-COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, FAILED>, CRASH>, AGE>, WHY~")
+LIVE_COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, FAILED>, CRASH>, AGE>, WHY~")
 DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, FAILED>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
@@ -117,7 +117,7 @@ def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = Fal
         shown = islice(found, limit or None)
         if not (first := [*islice(shown, 1)]):
             note(none_matches(backend, where))
-        titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
+        titles, cells = (DEAD_COLUMNS, dead_row) if dead else (LIVE_COLUMNS, row)
         answer(chain(first, shown), as_values, titles, partial(cells, backend.time))
         if next(found, None):
             note(MORE.format(limit))
@@ -162,7 +162,7 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
 
 
 def row(time: BrokerTime, message: Message) -> list[str]:
-    """Return a message as the cells of `COLUMNS`."""
+    """Return a message as the cells of `LIVE_COLUMNS`."""
     return [
         *(message.id, message.state.value, message.queue, _handler(message), str(message.priority)),
         *(str(message.attempts), str(message.crashes), age(time, message), _why(time, message)),

@@ -24,7 +24,7 @@ UNKNOWN, FAILED, NO_RESULT, PENDING = 1, 1, 3, 4  # exit codes
 WATCH_S = 1.0  # seconds between two looks at progress
 COUNTS = ("total", "succeeded", "failed", "cancelled")  # of a batch, in JSON
 
-COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
+STATUS_COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
 
 
 @click.command("status", cls=Command)
@@ -44,7 +44,7 @@ def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
         meet_queues(session, backend, needed=False)
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
-        show = partial(answer, values=partial(_values, backend), columns=COLUMNS, row=partial(_row, backend))
+        show = partial(answer, values=partial(_values, backend), columns=STATUS_COLUMNS, row=partial(_row, backend))
         show(found)
         while watch and not all(one.has_ended for one in found):
             before, found = found, backend.wait(idents, WATCH_S)

@@ -31,7 +31,7 @@ DRAIN_EVERY_S = 0.05
 DRAIN_EARLY_S = 0.02  # so much earlier they are looked for in a turn that comes anyway, which saves a turn of its own
 DRAIN_FLOOD_EVERY_S = 0.001  # the same while one is full: some hundred MiB a second, in little of the master's time
 COLLECT_EVERY_S = 0.02  # seconds between two looks for the dead of a fork server that has died
-END_LIMIT_S = 1.0  # seconds that a fork server gets to end by itself when the pool does, and again when it was killed
+FORK_SERVER_STOP_S = 1.0  # that a fork server gets to end by itself when the pool does, and again when it was killed
 SWEEP_LIMIT_S = 0.5  # seconds for killing what a dead fork server's children left behind
 
 ORPHANED = "the pool: its fork server has died"
@@ -397,11 +397,11 @@ class ChildProcesses:
 
 def _await_end(server: ForkServerClient) -> None:
     try:
-        server.wait(END_LIMIT_S)
+        server.wait(FORK_SERVER_STOP_S)
     except subprocess.TimeoutExpired:
         server.kill()
         with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
-            server.wait(END_LIMIT_S)
+            server.wait(FORK_SERVER_STOP_S)
 
 
 def _child_said(child: int, frame: Frame) -> ev.Event:

@@ -42,7 +42,7 @@ from jobpool.telemetry.metrics.rollup import RollupThread, SeriesByPlace
 if TYPE_CHECKING:
     from jobpool.telemetry.metrics.server import Server
 
-END_LIMIT_S = 2.0  # seconds for the last rollups, and for the last rows of history, to be written at a stop
+FLUSH_LIMIT_S = 2.0  # seconds for the last rollups, and for the last rows of history, to be written at a stop
 
 NO_ANSWER = "the pool's loop does not answer"
 PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and each costs some microseconds a slot
@@ -91,9 +91,9 @@ class Telemetry:
         """Write what is left, then serve no more. Blocks for some seconds at most, and only if it cannot be written."""
         self.calls.close()
         if self.rollups is not None:
-            self.rollups.finish(self.observer.snapshot(pool).ended, END_LIMIT_S)
+            self.rollups.finish(self.observer.snapshot(pool).ended, FLUSH_LIMIT_S)
         if self.history is not None and self.observer.feed is not None:
-            self.history.finish([attempt_of(one) for one in self.observer.feed.take()], END_LIMIT_S)
+            self.history.finish([attempt_of(one) for one in self.observer.feed.take()], FLUSH_LIMIT_S)
         self.close()
 
     def close(self) -> None:
