@@ -198,7 +198,7 @@ MUTATIONS = [
     Mutation(
         "pool: a failed job is acked",
         f"{POOL}/policy/decide.py",
-        'return _failed("failed", error, lease, rules, retry, cause=_beside(lease, cause))',
+        'return _failed("failed", error, lease, rules, retry, cause=_output_unless_crashed(lease, cause))',
         "return ACK",
         "tests/unit/policy/test_decide.py",
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.broker import tracking
-from jobpool.cli.messages import meet_queues, unseen
+from jobpool.cli.messages import declare_queues, unseen
 from jobpool.cli.options import Command, as_json, bare_id, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note
 from jobpool.cli.session import Session
@@ -41,7 +41,7 @@ def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
     """
     idents = tuple(map(bare_id, idents))
     with session.broker() as backend:
-        meet_queues(session, backend, needed=False)
+        declare_queues(session, backend, needed=False)
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
         show = partial(answer, values=partial(_values, backend), columns=STATUS_COLUMNS, row=partial(_row, backend))
@@ -86,7 +86,7 @@ def result(session: Session, ident: str, timeout: float) -> int:
     tell. 4 means that the job has not ended in this time.
     """
     with session.broker() as backend:
-        meet_queues(session, backend, needed=False)
+        declare_queues(session, backend, needed=False)
         try:
             answer_json(backend.result(bare_id(ident), timeout))
         except (NoResult, Unsupported) as error:

@@ -180,7 +180,7 @@ class ForkServer:
                 self._left_alone.add(child.pid)
                 return Exited(child.child, child.pid, None, signal.SIGKILL, strays=strays)
             time.sleep(0.001)
-        return Exited.told_by(child.child, *ended, strays)
+        return Exited.from_exit(child.child, *ended, strays)
 
     def _end(self) -> None:
         linux.close_all_but({0, 1, 2, self._control.fileno()})  # a pipe to the app's resource tracker among them

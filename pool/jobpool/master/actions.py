@@ -40,7 +40,7 @@ class SpawnChild(SlotAction):
     pass
 
 
-class Hand(SlotAction):
+class Dispatch(SlotAction):
     """Write these to the child, in this order."""
 
     deliveries: list[Delivery]
@@ -99,13 +99,13 @@ class WriteStacks(Action):
     """Log the stack of every child (QUIT)."""
 
 
-class TellStack(SlotAction):
+class AnswerStack(SlotAction):
     """Answer a person with the stack of a child."""
 
     answer: socket.socket
 
 
-class Tell(Action):
+class AnswerUser(Action):
     """Answer a person."""
 
     answer: socket.socket

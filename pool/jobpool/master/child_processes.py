@@ -191,7 +191,7 @@ class ChildProcesses:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if not done:
             return []
-        return self._died(Exited.told_by(child, pid, status, usage), ORPHANED)
+        return self._died(Exited.from_exit(child, pid, status, usage), ORPHANED)
 
     def _kept(self) -> set[int]:
         """Return the children of this process that are not strays."""
@@ -271,7 +271,7 @@ class ChildProcesses:
                 frame = channel.receive()
                 if type(frame) is Result:
                     if channel.dropped:
-                        frame.output = channel.tell_dropped(frame.output)
+                        frame.output = channel.note_dropped(frame.output)
                     if not results:
                         events.append(ev.ChildResults(channel.child, results))
                     results.append(frame)
@@ -325,14 +325,14 @@ class ChildProcesses:
             self.unwatch(channel.pidfd)
             channel.close()
 
-    def hand(self, slot: Slot, runs: Iterable[tuple[int, bytes]]) -> int:
+    def write_runs(self, slot: Slot, runs: Iterable[tuple[int, bytes]]) -> int:
         """Write attempts, as `ChildChannel.hand` does; return how many were written."""
         channel = self._channels.get(slot.child)
         if channel is None:
             return 0
         if self._drain_at == math.inf:
             self._drain_soon()
-        return channel.hand(runs)
+        return channel.write_runs(runs)
 
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
         channel = self._channels.get(slot.child)

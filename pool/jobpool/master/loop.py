@@ -87,7 +87,7 @@ class Master:
     _housekeeping_at = 0.0
     _files_at = 0.0
     _stacks_due = 0.0
-    _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
+    _stack_asks: list[tuple[act.AnswerStack, int, float]] = field(default_factory=list)
     """Requests for stacks, the child of each, and when they came."""
     _control_thread: ControlThread | None = None
     _answered_at = 0.0
@@ -172,15 +172,15 @@ class Master:
 
     def _perform(self, actions: list[act.Action], now: float) -> None:
         for action in actions:
-            if type(action) is act.Hand:
-                self._hand(action.slot, action.deliveries, now)
+            if type(action) is act.Dispatch:
+                self._dispatch(action.slot, action.deliveries, now)
             elif type(action) is act.Settle:
                 ahead = self.pool.lookahead
                 self._batch.add(action.work, now, ahead.size(now), ahead.linger, len(self.pool.held))
             else:
                 self._perform_rare(action)
 
-    def _hand(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
+    def _dispatch(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
         runs: list[tuple[int, bytes]] = []
         for delivery in deliveries:
             nonce, lease = delivery.nonce, delivery.lease
@@ -188,10 +188,10 @@ class Master:
             if delivery.acks_itself:
                 run = with_ticket(run, orjson.dumps(self.backend.ticket(lease)))
             runs.append((nonce, run))
-        count = self.children.hand(slot, runs)
+        count = self.children.write_runs(slot, runs)
         if count:
             # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
-            slot.hand(deliveries[:count], now if slot.deliveries else time.monotonic())
+            slot.add_deliveries(deliveries[:count], now if slot.deliveries else time.monotonic())
         if count < len(deliveries):
             slot.full = True
             self.pool.put_back(deliveries[count:])
@@ -242,10 +242,10 @@ class Master:
                 for slot in self.pool.slots.live:
                     self.children.signal(slot, ASKS_STACK)
                 self._stacks_due = time.monotonic() + STACK_WAIT_S
-            case act.TellStack(slot):
+            case act.AnswerStack(slot):
                 self.children.signal(slot, ASKS_STACK)
                 self._stack_asks.append((action, slot.child, time.monotonic()))
-            case act.Tell(answer, text):
+            case act.AnswerUser(answer, text):
                 reply(answer, text)
             case StartScheduler() if self.scheduler is not None:
                 self._apply(self.scheduler.start())
@@ -313,7 +313,7 @@ class Master:
         pool, fetch_thread = self.pool, self.fetch_thread
         if pool.app_came:  # first: a look for deaths comes before the count that may end the pool
             pool.app_came = False
-            self.settle_thread.tell_hooks(pool.closed_to_hooks)
+            self.settle_thread.notify_hooks(pool.closed_to_hooks)
         if pool.queues_came:
             pool.queues_came = False
             fetch_thread.serve_queues(pool.queues)
