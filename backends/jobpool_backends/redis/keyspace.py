@@ -171,17 +171,11 @@ def _header(lead: Sequence[str], names: Sequence[str]) -> str:
     )
 
 
-_ADDING = "clock call_memory wake named_keys unique_keys"
-"""The pieces of scripts that add messages, or free them."""
-
-_SWEEPING = f"{_ADDING} erase promote record_tail bodies claims"
-"""The pieces of scripts that free what ended claims hold, and remove posts that have ended."""
-
-_BATCHES = "batches add end_batches"
-"""The pieces of scripts that end members of batches."""
-
-_FAILURES = "record_parts failures dead_letters"
-"""The pieces of scripts that count failures, and bury what has failed too often."""
+# The pieces of scripts that do these things:
+_ADDING = "clock call_memory wake named_keys unique_keys"  # add messages, or free them
+_SWEEPING = f"{_ADDING} erase promote record_tail bodies claims"  # end claims and posts whose time is over
+_BATCHES = "batches add end_batches"  # end members of batches
+_FAILURES = "record_parts failures dead_letters"  # count failures, and bury what has failed too often
 
 # A minted id is forgotten when its message ends, so an enqueue or a post may be repeated only with given ids.
 ENQUEUE = _script("enqueue", f"{_ADDING} batches add", "last", repeatable=False)

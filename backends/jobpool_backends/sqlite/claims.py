@@ -31,7 +31,7 @@ from jobpool_backends.sqlite.enqueue import post
 from jobpool_backends.sqlite.fetch import READY_OR_DUE, promote
 from jobpool_backends.sqlite.inspect import search_for
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
-from jobpool_backends.sqlite.step import Moment, Step, Sweeper, counted_as
+from jobpool_backends.sqlite.step import ClockReading, Step, Sweeper, counted_as
 
 BURY_LIMIT = 1000  # messages that one call makes dead letters because they were claimed too often
 _FURTHER_MESSAGES = 200  # looked at in each step after the first
@@ -232,7 +232,7 @@ class _Free(NamedTuple):
         return WAITING if self.handler else POSTED
 
 
-def _begin(ident: str, ttl: float, grace: int, now: Moment) -> Claim:
+def _begin(ident: str, ttl: float, grace: int, now: ClockReading) -> Claim:
     length = micros(ttl)
     return Claim(ident, length, grace, now.boot, now.boottime + length, now.wall + length)
 
@@ -268,7 +268,7 @@ def _choose(step: Step, queue: str, limit: int, max_claims: int) -> tuple[list[_
     return taken, over
 
 
-def _terms(queue: str, claim: Claim, now: Moment) -> dict[str, Any]:
+def _terms(queue: str, claim: Claim, now: ClockReading) -> dict[str, Any]:
     """Return the claim as the statements want it, and until when the messages in it live at least."""
     life = min(claim.deadline_wall + claim.grace, now.wall + micros(MOST_LIFE))
     return {**claim._asdict(), "claim": claim.id, "queue": queue, "life": life, "wall": now.wall}

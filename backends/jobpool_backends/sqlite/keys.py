@@ -22,7 +22,7 @@ from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import LEASED
 from jobpool_backends.sqlite.settle import Fact, judge, read_facts
-from jobpool_backends.sqlite.step import Moment, Step, Sweeper
+from jobpool_backends.sqlite.step import ClockReading, Step, Sweeper
 
 _IS_DONE = "SELECT 1 FROM done WHERE queue = ? AND key = ? AND until > ?"
 _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
@@ -241,7 +241,7 @@ def _is_done(step: Step, queue: str, key: str) -> bool:
     return bool(step.execute(_IS_DONE, (queue, key, step.now.wall)).fetchone())
 
 
-def _live(rows: list[Any], now: Moment) -> dict[int, str]:
+def _live(rows: list[Any], now: ClockReading) -> dict[int, str]:
     """Return the ids of messages whose places count, by their numbers, from rows of `_HELD`."""
     return {row[0]: row[1] for row in rows if row[2] and not now.is_past(*row[3:])}
 

@@ -29,7 +29,7 @@ from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
 from jobpool_backends.sqlite.results import Results
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
-from jobpool_backends.sqlite.step import Moment, Step, Sweeper
+from jobpool_backends.sqlite.step import ClockReading, Step, Sweeper
 
 _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
 _FACTS = "seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key, batch"
@@ -109,7 +109,7 @@ def settle_within(
         else:
             changes.add(fact, lease.id, settlement)
         if lease.guards is not None:
-            changes.unguard(fact, lease.guards, lease.owner_token, settlement)
+            changes.release_guards(fact, lease.guards, lease.owner_token, settlement)
         if type(settlement) is Move:
             changes.moved.append((fact.seq, brought[place][0]))
         else:
@@ -142,7 +142,7 @@ def read_facts(step: Step, numbers: Sequence[int]) -> dict[int, Fact | None]:
     return {row[0]: Fact._make(row) for row in step.execute(_READ, (json.dumps(numbers),))}
 
 
-def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
+def judge(fact: Fact | None, lease: JobLease, now: ClockReading) -> Settled:
     """Return whether this lease may settle, by the contract's order of refusals."""
     if fact is None or fact.state != LEASED:
         return Settled.NOT_IN_FLIGHT
@@ -204,7 +204,7 @@ class _Changes(Struct):
         self.step.frees_jobs = True
         return state, self.step.now.wall + later
 
-    def unguard(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
+    def release_guards(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
         """End the grants to this lease; an ack leaves its key done."""
         self.rows[_RELEASE_PLACES].append((fact.seq,))
         if guards.key is not None and type(settlement) is Ack:

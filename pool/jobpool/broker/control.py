@@ -261,8 +261,7 @@ class _Cancels:
         # It may be there unseen; or it is seen, and cannot be changed, and may be leased by another client.
         if (message is None and not can.finds_all) or (message and message.state in LIVE and not can.keeps_records):
             if ident not in self.marked:
-                # Rounded as times of enqueues are.
-                self._mark(ident, CancelMark(enqueued_by=round(backend.time.now(), 6)))
+                self._mark(ident, CancelMark(enqueued_by=round(backend.time.now(), 6)))  # rounded as enqueue times are
             return None
         if message is None:
             return Cancel.ENDED if ident in self.marked or backend.kept([ident]) else Cancel.UNKNOWN
