@@ -71,7 +71,8 @@ class RedisKeyStore(KeyStore):
         return sorted(ident.decode() for ident in found)
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
-        self._keys.run(keyspace.RECORDS_PUT, [space], [micros(ttl), *chain.from_iterable(records.items())])
+        words = (word for record in records.items() for word in record)
+        self._keys.run(keyspace.RECORDS_PUT, [space], [micros(ttl), *words])
 
     def _get_record(self, space: str, key: str) -> bytes | None:
         value: bytes | None = self._keys.run(keyspace.RECORDS_GET, [space], (key,))
