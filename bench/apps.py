@@ -7,10 +7,10 @@ import signal
 import time
 
 import jobpool
-from bench import hanging, mixing
-from bench.marks import count
-from bench.notes import note
-from bench.work import burn as burn_cpu
+from bench import hanging_jobs, mixed_jobs
+from bench.cpu_work import burn as burn_cpu
+from bench.job_counters import count
+from bench.note_file import note
 
 
 @jobpool.handler("noop")
@@ -47,7 +47,7 @@ def stamp(ctx: jobpool.JobContext) -> None:
 @jobpool.handler("nap")
 def nap(_ctx: jobpool.JobContext, path: str, seconds: float) -> None:
     """Sleep, and note when that began."""
-    mixing.nap(path, seconds)
+    mixed_jobs.nap(path, seconds)
 
 
 @jobpool.handler("span")
@@ -58,10 +58,10 @@ def span(_ctx: jobpool.JobContext, path: str, queue: str, seconds: float) -> Non
     note(path, queue, begun, time.monotonic())
 
 
-@jobpool.handler("hang", timeout=hanging.TIMEOUT, max_retries=0)
+@jobpool.handler("hang", timeout=hanging_jobs.TIMEOUT, max_retries=0)
 def hang(_ctx: jobpool.JobContext, path: str) -> None:
     """Make one call into C that takes hours and ignores signals."""
-    hanging.hang(path)
+    hanging_jobs.hang(path)
 
 
 @jobpool.handler("crash")

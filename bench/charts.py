@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import recorded
+from bench import recorded_tables
 from bench.comparison import CHARTS, Bar, Chart, Panel
 from bench.figures import Figure
 from bench.peers import environment
 from bench.programs import ROOT, sample
-from bench.recorded import Recorded
+from bench.recorded_tables import Recorded
 from bench.report import number
 
 TABLES = ROOT / "bench" / "README.md"
@@ -34,7 +34,7 @@ Tables = Mapping[str, Recorded]
 
 def renew() -> None:
     """Write the page, and draw all pictures, in the peers' environment."""
-    tables = recorded.sections(TABLES.read_text("utf-8"))
+    tables = recorded_tables.sections(TABLES.read_text("utf-8"))
     PAGE.write_text(page(PAGE.read_text("utf-8"), tables), "utf-8")
     current = drawings(tables)
     PICTURES.mkdir(exist_ok=True)

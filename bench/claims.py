@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from bench import servers
-from bench.claiming import BATCH, CLAIM, LEASE
-from bench.cycles import Spent
 from bench.figures import Figure, Section, Target, median, ratio
 from bench.plan import Plan
 from bench.programs import sample
+from bench.samples.claims import BATCH, CLAIM, LEASE
+from bench.samples.cycles import Spent
 from bench.scale import of_medians
 
 TITLE = f"{BATCH} jobs claimed, renewed and deleted, against {BATCH} leased, renewed and settled"
@@ -38,7 +38,7 @@ def _compare(plan: Plan, name: str, few: str, many: str) -> list[Figure]:
     count = plan.pick(100_000, 5_000, 50)
     for url, claims in ((few, FEW), (many, count)):
         _fill(url, claims)
-    small, large = sample("claiming", urls=[few, many], cycles=plan.pick(300, 100, 10))["spent"]
+    small, large = sample("samples.claims", urls=[few, many], cycles=plan.pick(300, 100, 10))["spent"]
     figures = [median(f"{name}: {verb}", "ms", small[verb]) for verb in (*LEASE, *CLAIM)]
     words = f"{name}: {', '.join(CLAIM)} / {', '.join(LEASE)}"
     figures.append(ratio(words, _together(small, CLAIM), _together(small, LEASE), Target("≤", 1.5)))
@@ -57,6 +57,6 @@ def _fill(url: str, claims: int) -> None:
     """Fill a store with two processes, because one does not keep a server busy."""
     share = claims // WRITERS
     with ThreadPoolExecutor(WRITERS) as pool:
-        one = partial(sample, "claiming", urls=[url], claims=share)
+        one = partial(sample, "samples.claims", urls=[url], claims=share)
         for done in [pool.submit(one, first=number * share) for number in range(WRITERS)]:
             done.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.hanging import GIVE_UP
+from bench.hanging_jobs import GIVE_UP
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bench.beside import KEY
+from bench.contestants import KEY
 from bench.figures import Section, Target, median, ratio
 from bench.peers import environment
 from bench.plan import Plan
@@ -56,24 +56,26 @@ def _depth(plan: Plan, samples: Samples) -> int:
 
 def _memory(plan: Plan, depth: int) -> dict[str, Any]:
     del depth
-    return sample("host", url="memory://", workers=plan.workers, jobs=plan.noops())
+    return sample("samples.pool", url="memory://", workers=plan.workers, jobs=plan.noops())
 
 
 def _sqlite(key: str) -> Contest:
     def contest(plan: Plan, depth: int) -> dict[str, Any]:
         del depth
         with plan.sqlite() as url:
-            return sample("host", url=url, workers=plan.workers, jobs=plan.noops(), key=key)
+            return sample("samples.pool", url=url, workers=plan.workers, jobs=plan.noops(), key=key)
 
     return contest
 
 
 def _ceiling(bare: bool) -> Contest:
-    return lambda plan, depth: sample("ceiling", workers=plan.workers, jobs=plan.noops(), depth=depth, bare=bare)
+    return lambda plan, depth: sample(
+        "samples.ceiling", workers=plan.workers, jobs=plan.noops(), depth=depth, bare=bare
+    )
 
 
 def _executor(chunk: int) -> Contest:
-    return lambda plan, _: sample("executor", workers=plan.workers, jobs=plan.noops(), chunk=chunk)
+    return lambda plan, _: sample("samples.executor", workers=plan.workers, jobs=plan.noops(), chunk=chunk)
 
 
 _CONTESTANTS: dict[str, Contest] = {

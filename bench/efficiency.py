@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bench.cpu_work import loops_for
 from bench.figures import Section, Target, median, ratio
 from bench.plan import Plan
 from bench.programs import sample
-from bench.work import loops_for
 
 WORKERS = 2
 TITLE = "20 ms of CPU work a job, 2 workers, against the same work in 2 bare processes"
@@ -55,11 +55,11 @@ def _loops(jobs: int) -> int:
 
 
 def _bare(jobs: int, loops: int) -> Sample:
-    found = sample("bare", processes=WORKERS, jobs=jobs, loops=loops)
+    found = sample("samples.bare_processes", processes=WORKERS, jobs=jobs, loops=loops)
     return Sample(found["seconds"], found["cpu"])
 
 
 def _pool(url: str, jobs: int, loops: int) -> Sample:
-    found = sample("host", url=url, workers=WORKERS, jobs=jobs, handler="burn", payload={"loops": loops})
+    found = sample("samples.pool", url=url, workers=WORKERS, jobs=jobs, handler="burn", payload={"loops": loops})
     cpu = sum(found[part] for part in ("master", "broker", "children")) * jobs / 1000
     return Sample(found["seconds"], cpu)

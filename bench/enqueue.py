@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from bench import servers
-from bench.beside import Contest
+from bench.contestants import Contest
 from bench.figures import Figure, Section, Target, median, ratio
 from bench.peers import environment, fleet, running
 from bench.plan import Plan
@@ -48,7 +48,7 @@ def run(plan: Plan) -> Section:
 
 def _jobpool(plan: Plan, server: servers.Server) -> dict[str, Any]:
     with server.fresh() as url:
-        return sample("enqueueing", url=url, blocks=plan.pick(BLOCKS, 4, 2), single=plan.pick(500, 100, 5), bulk=2)
+        return sample("samples.enqueue", url=url, blocks=plan.pick(BLOCKS, 4, 2), single=plan.pick(500, 100, 5), bulk=2)
 
 
 def _peer(plan: Plan, server: servers.Server, which: fleet.Peer) -> dict[str, Any]:

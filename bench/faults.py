@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from bench import strikes
-from bench.faultstage import Stage, stage
+from bench import fault_cases
+from bench.fault_cases import Strike
+from bench.fault_stage import Stage, stage
 from bench.figures import Figure, Section, Target, percentile
 from bench.plan import Plan
-from bench.strikes import Strike
 
 TITLE = "two pools of 2: from each fault until it is noticed, and until all goes on"
 
@@ -35,32 +35,32 @@ class Fault:
 
 
 PROCESSES = (
-    Fault("child killed", strikes.child_killed, 100, 10, {"its message runs again": 0.5}),
-    Fault("child stopped", strikes.child_stopped, 20, 1, {"killed, after its timeout": 1.5}),
-    Fault("fork server killed", strikes.fork_server_killed, 20, 3, {}),
+    Fault("child killed", fault_cases.child_killed, 100, 10, {"its message runs again": 0.5}),
+    Fault("child stopped", fault_cases.child_stopped, 20, 1, {"killed, after its timeout": 1.5}),
+    Fault("fork server killed", fault_cases.fork_server_killed, 20, 3, {}),
 )
 """No broker's matter."""
 
 MASTERS = (
     Fault(
         "master killed",
-        strikes.master_killed,
+        fault_cases.master_killed,
         *(10, 1),
         {"its children are gone": 1.0, "all messages are redelivered": 3.0},
     ),
-    Fault("master stopped", strikes.master_stopped, 10, 1, {"its message is redelivered": 3.0}),
+    Fault("master stopped", fault_cases.master_stopped, 10, 1, {"its message is redelivered": 3.0}),
 )
 """A lease of 2 s, and what is left of 0.8 s until the next reap."""
 
 BACK = 5.0
 
 BROKERS = (
-    Fault("connections cut", strikes.connections_cut, 50, 5, {"the next ack is accepted": BACK}),
-    Fault("reply of a settlement lost", strikes.reply_cut, 50, 5, {"that settlement is known": BACK}),
-    Fault("reply of a settlement swallowed", strikes.reply_swallowed, 10, 1, {"that settlement is known": BACK}),
-    Fault("black hole of 3 s", strikes.black_hole, 10, 1, {"after it, the first ack is accepted": BACK}),
-    Fault("half-open", strikes.half_open, 10, 1, {"the next ack is accepted": BACK}),
-    Fault("broker killed", strikes.broker_killed, 10, 1, {"since it answers, the first ack is accepted": BACK}),
+    Fault("connections cut", fault_cases.connections_cut, 50, 5, {"the next ack is accepted": BACK}),
+    Fault("reply of a settlement lost", fault_cases.reply_cut, 50, 5, {"that settlement is known": BACK}),
+    Fault("reply of a settlement swallowed", fault_cases.reply_swallowed, 10, 1, {"that settlement is known": BACK}),
+    Fault("black hole of 3 s", fault_cases.black_hole, 10, 1, {"after it, the first ack is accepted": BACK}),
+    Fault("half-open", fault_cases.half_open, 10, 1, {"the next ack is accepted": BACK}),
+    Fault("broker killed", fault_cases.broker_killed, 10, 1, {"since it answers, the first ack is accepted": BACK}),
 )
 
 OWNED = ("connections cut", "black hole of 3 s", "broker killed")
@@ -70,9 +70,9 @@ a settlement, and its server may forget when the lease of a silent holder ends.
 
 TINY = (
     PROCESSES[0],
-    Fault("connections cut", strikes.connections_cut, 1, 1, {}),
-    Fault("reply of a settlement lost", strikes.reply_cut, 1, 1, {}),
-    Fault("black hole", partial(strikes.black_hole, seconds=0.2), 1, 1, {}),
+    Fault("connections cut", fault_cases.connections_cut, 1, 1, {}),
+    Fault("reply of a settlement lost", fault_cases.reply_cut, 1, 1, {}),
+    Fault("black hole", partial(fault_cases.black_hole, seconds=0.2), 1, 1, {}),
 )
 """For a test: those that take no lease's time."""
 

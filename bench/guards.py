@@ -38,7 +38,9 @@ def run(plan: Plan) -> Section:
             for broker, (place, pids) in brokers.items():
                 for kind, spec in KINDS.items():
                     with place() as url:
-                        found = sample("host", url=url, workers=plan.workers, jobs=jobs, broker_pids=pids, **spec)
+                        found = sample(
+                            "samples.pool", url=url, workers=plan.workers, jobs=jobs, broker_pids=pids, **spec
+                        )
                     samples.setdefault((broker, kind), []).append(found)
     return Section("guards", TITLE, _figures(samples), NOTES)
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from bench import servers
 from bench.beanstalk_server import beanstalkd
 from bench.figures import Figure, Section, Target, median, percentile
-from bench.livepool import LivePool, live_pool
+from bench.live_pool import LivePool, live_pool
 from bench.peers import environment, fleet, running
 from bench.plan import Plan
 from bench.processes import total_cpu

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.figures import Figure, Section, Target
 from bench.guards import Place, brokers_of
-from bench.livepool import twins, wait_for
+from bench.live_pool import twins, wait_for
 from bench.plan import Plan
 from jobpool.client.jobs import Jobs
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench import servers, table
+from bench import app_data, servers
 from bench.figures import Figure, Section, Target, median
-from bench.livepool import QUEUE, LivePool, live_pool, wait_for
+from bench.live_pool import QUEUE, LivePool, live_pool, wait_for
 from bench.peers import environment, fleet, running
 from bench.plan import Plan
 from bench.processes import MIB, memory, total_share
@@ -50,7 +50,7 @@ def _after(jobs: int) -> str:
 
 def _pool(plan: Plan, jobs: int) -> dict[str, Any]:
     """Return what was measured when."""
-    with live_pool(plan, WORKERS, "bench.dataapp") as pool:
+    with live_pool(plan, WORKERS, "bench.data_app") as pool:
         found = {"new": _sizes(pool)}
         pool.jobs.enqueue_many([JobDefinition("noop", {}, queue=QUEUE)] * jobs)
         wait_for(lambda: pool.board.header.read().succeeded >= jobs or None, "all jobs done")
@@ -75,7 +75,7 @@ def _figures(rounds: list[dict[str, list[float]]], when: str) -> list[Figure]:
 
 
 def _peers(plan: Plan, server: Server, jobs: int) -> Contestants:
-    asked = {table.VARIABLE: "1"}
+    asked = {app_data.VARIABLE: "1"}
     workers = plan.pick(WORKERS, WORKERS, 2)
 
     def queue(peer: fleet.Peer) -> dict[str, Any]:

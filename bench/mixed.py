@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import mixing, servers
+from bench import mixed_jobs, servers
 from bench.figures import Figure, Section, Target, median, percentile, ratio
-from bench.livepool import QUEUE, LivePool, live_pool
+from bench.live_pool import QUEUE, LivePool, live_pool
 from bench.plan import Plan
 from bench.programs import sample
 from bench.rounds import interleaved
 from jobpool.message.definition import JobDefinition
 
 TITLE = "jobs of mixed lengths: share of the workers' time that is used while others wait"
-MIXES: dict[str, mixing.Mix] = {
+MIXES: dict[str, mixed_jobs.Mix] = {
     "3 % of 120 ms among 0.5 ms": [(97, 0.0005), (3, 0.12)],
     "1 % of 500 ms among 0.5 ms": [(99, 0.0005), (1, 0.5)],
     "10 % of 100 ms among 5 ms": [(90, 0.005), (10, 0.1)],
@@ -56,7 +56,7 @@ def run(plan: Plan) -> Section:
 def shares(plan: Plan, brokers: dict[str, Place], name: str, workers: int) -> list[Figure]:
     """Return the share that each uses, of a mix of this name, and the ratios."""
     mix = MIXES[name]
-    jobs = plan.jobs or max(20, round(workers * plan.pick(5, 2) * (0.02 if plan.tiny else 1) / mixing.mean(mix)))
+    jobs = plan.jobs or max(20, round(workers * plan.pick(5, 2) * (0.02 if plan.tiny else 1) / mixed_jobs.mean(mix)))
     samples = interleaved(
         {broker: partial(_pool, plan, place, mix, workers, jobs) for broker, place in brokers.items()}
         | {EXECUTOR: partial(_executor, plan, mix, workers, jobs)},
@@ -69,14 +69,14 @@ def shares(plan: Plan, brokers: dict[str, Place], name: str, workers: int) -> li
     return figures + [ratio(f"{what}: {who} / {EXECUTOR}", used[who], used[EXECUTOR]) for who in brokers]
 
 
-def _pool(plan: Plan, place: Place, mix: mixing.Mix, workers: int, jobs: int) -> dict[str, Any]:
+def _pool(plan: Plan, place: Place, mix: mixed_jobs.Mix, workers: int, jobs: int) -> dict[str, Any]:
     with plan.scratch() as scratch, place() as url:
-        return sample("host", url=url, workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
+        return sample("samples.pool", url=url, workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
 
 
-def _executor(plan: Plan, mix: mixing.Mix, workers: int, jobs: int) -> dict[str, Any]:
+def _executor(plan: Plan, mix: mixed_jobs.Mix, workers: int, jobs: int) -> dict[str, Any]:
     with plan.scratch() as scratch:
-        return sample("executor", workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
+        return sample("samples.executor", workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
 
 
 def _urgent(plan: Plan, broker: str, place: Place) -> list[Figure]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from bench.beanstalk_server import BeanstalkServer, beanstalkd
-from bench.beside import Contest, costs, loop, pool
+from bench.contestants import Contest, costs, loop, pool
 from bench.figures import Figure, Section, Target, median, ratio
 from bench.plan import Plan
 from bench.programs import sample
@@ -57,4 +57,4 @@ def _contestants(plan: Plan, quick: BeanstalkServer, logged: BeanstalkServer) ->
 
 def _loop(server: BeanstalkServer, connections: int, jobs: int) -> dict[str, Any]:
     with server.fresh() as url:
-        return sample("bare_beanstalk", url=url, connections=connections, jobs=jobs, broker_pid=server.pid)
+        return sample("samples.bare_beanstalk", url=url, connections=connections, jobs=jobs, broker_pid=server.pid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from bench import servers
-from bench.beside import Contest, costs, local, peer, pool
+from bench.contestants import Contest, costs, local, peer, pool
 from bench.figures import Figure, Section, Target, median, ratio
 from bench.peers import environment, fleet
 from bench.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.beside import Contest, costs, loop, pool
+from bench.contestants import Contest, costs, loop, pool
 from bench.figures import Figure, Section, Target, median, ratio
 from bench.plan import Plan
 from bench.programs import sample
@@ -44,7 +44,7 @@ def _alone(receivers: int) -> str:
 
 def _contestants(plan: Plan, server: ServiceBusPeer) -> dict[str, Contest]:
     jobs = plan.jobs or plan.pick(6000, 2000, 100)
-    alone = partial(sample, "bare_servicebus", url=server.url, jobs=jobs, broker_pid=server.pid)
+    alone = partial(sample, "samples.bare_servicebus", url=server.url, jobs=jobs, broker_pid=server.pid)
     return {
         POOL: partial(pool, plan, server, jobs),
         "backend alone": partial(loop, server, BATCH, jobs),

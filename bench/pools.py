@@ -15,15 +15,15 @@ from functools import partial
 from typing import Any
 
 from bench import servers
-from bench.beside import KEY
+from bench.broker_counts import read_counts, timed_verbs, track_verbs
+from bench.contestants import KEY
 from bench.figures import Figure, Section, median
-from bench.livepool import QUEUE, several, wait_for
-from bench.marks import VARIABLE, Marks
+from bench.job_counters import VARIABLE, JobCounters
+from bench.live_pool import QUEUE, several, wait_for
 from bench.plan import Plan
 from bench.processes import descendants, family_seconds
 from bench.rounds import Samples, interleaved
 from bench.servers import Server
-from bench.tallies import tally, timed_verbs, track_verbs
 from jobpool.client.jobs import Jobs
 from jobpool_torture.network import Proxy, find_route
 from jobpool_torture.network_process import Counts
@@ -113,16 +113,16 @@ def _busy(plan: Plan, server: Server, kind: str, pools: int, *, proxied: bool = 
     with contextlib.ExitStack() as stack:
         scratch, url = stack.enter_context(plan.scratch()), stack.enter_context(server.fresh())
         producer = stack.enter_context(Jobs(url, signing_key=KEY))
-        empty = tally(server, url)
+        empty = read_counts(server, url)
         producer.enqueue_many(producer.define(handler, payload).queue(QUEUE) for _ in range(jobs))
-        full = tally(server, url)
-        marks = stack.enter_context(contextlib.closing(Marks(scratch / "marks")))
-        words = {VARIABLE: str(marks.path), "JOBPOOL_SIGNING_KEY": KEY}
+        full = read_counts(server, url)
+        counters = stack.enter_context(contextlib.closing(JobCounters(scratch / "counters")))
+        words = {VARIABLE: str(counters.path), "JOBPOOL_SIGNING_KEY": KEY}
         route = find_route(url) if proxied else ""
         proxy = None if isinstance(route, str) else stack.enter_context(Proxy(route.host, route.port))
         way = url if proxy is None or isinstance(route, str) else route.to("127.0.0.1", proxy.port)
         processes = stack.enter_context(several(scratch, way, pools, WORKERS, "-Q", QUEUE, **words))
-        stage = _Stage(server, url, producer, marks, [process.pid for process in processes], proxy)
+        stage = _Stage(server, url, producer, counters, [process.pid for process in processes], proxy)
         found = stage.run(jobs)
     found["connections"] = (found["connections"] - full.connections) / pools
     return found | {"waiting": (full.stored - empty.stored) / jobs}
@@ -135,21 +135,21 @@ class _Stage:
     server: Server
     url: str
     producer: Jobs
-    marks: Marks
+    counters: JobCounters
     masters: list[int]
     proxy: Proxy | None
 
     def run(self, jobs: int) -> dict[str, Any]:
         """Open the gate, and return what the jobs took."""
-        wait_for(lambda: len(self.marks.counts()) == len(self.masters) * WORKERS or None, "a job in each child")
-        before, cpu = tally(self.server, self.url), self._spent()
-        begun = self.marks.open_gate()
-        wait_for(lambda: self.marks.done()[0] >= jobs or None, f"{jobs} jobs")
+        wait_for(lambda: len(self.counters.counts()) == len(self.masters) * WORKERS or None, "a job in each child")
+        before, cpu = read_counts(self.server, self.url), self._spent()
+        begun = self.counters.open_gate()
+        wait_for(lambda: self.counters.done()[0] >= jobs or None, f"{jobs} jobs")
         wait_for(lambda: not self.producer.stats(QUEUE).pending or None, "the last settlement")
         server, pools, wire = (now - then for now, then in zip(self._spent(), cpu, strict=True))
-        after = tally(self.server, self.url)
-        rate = jobs / (self.marks.done()[1] - begun)
-        counts = self.marks.counts()
+        after = read_counts(self.server, self.url)
+        rate = jobs / (self.counters.done()[1] - begun)
+        counts = self.counters.counts()
         done = [sum(counts.get(pid, 0) for pid in descendants(master)) for master in self.masters]
         requests = (after.requests - before.requests) / jobs
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.figures import Section, Target, percentile
-from bench.livepool import LivePool, live_pool
+from bench.live_pool import LivePool, live_pool
 from bench.plan import Plan
 
 TITLE = "crash of a child (SIGSEGV), idle pool of 2 on SQLite: from the moment before the signal"

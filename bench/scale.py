@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from bench import servers
-from bench.cycles import VERBS
 from bench.figures import Figure, Section, Target, median
 from bench.plan import Plan
 from bench.programs import sample
+from bench.samples.cycles import VERBS
 
 TITLE = "ten messages fetched, acked or reaped beside very many others, on two stores by turns"
 STATES = ("waiting", "delayed", "dead")
@@ -39,7 +39,7 @@ def _compare(plan: Plan, name: str, state: str, server: servers.Server) -> list[
         _fill(stores[0], state, few, 1)
         _fill(stores[1], state, many, WRITERS)
         server.settle_down(url)
-        found = sample("cycles", urls=stores, cycles=plan.pick(300, 100, BLOCKS), batch=BATCH)
+        found = sample("samples.cycles", urls=stores, cycles=plan.pick(300, 100, BLOCKS), batch=BATCH)
     small, large = found["spent"]
     figures = []
     for verb in VERBS:
@@ -51,7 +51,7 @@ def _compare(plan: Plan, name: str, state: str, server: servers.Server) -> list[
 def _fill(url: str, state: str, count: int, writers: int) -> None:
     """Fill a store with several processes, because one does not keep a server busy."""
     with ThreadPoolExecutor(writers) as pool:
-        share = partial(sample, "filling", url=url, state=state, count=count // writers)
+        share = partial(sample, "samples.fill_queue", url=url, state=state, count=count // writers)
         for done in [pool.submit(share) for _ in range(writers)]:
             done.result()
 

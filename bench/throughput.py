@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from bench.cpu_work import loops_for
 from bench.figures import Figure, Section, median
 from bench.plan import Plan
 from bench.programs import sample
-from bench.work import loops_for
 from jobpool.broker.opening import redact
 
 TITLE = "preloaded jobs, from the first fetch to the last settlement"
@@ -32,7 +32,9 @@ def run(plan: Plan) -> Section:
         for name, url in _backends(plan).items():
             for kind, spec in kinds.items():
                 with url() as address:
-                    found = sample("host", url=address, workers=plan.workers, broker_pids=plan.broker_pids, **spec)
+                    found = sample(
+                        "samples.pool", url=address, workers=plan.workers, broker_pids=plan.broker_pids, **spec
+                    )
                 samples.setdefault(f"{name}, {kind}, {plan.workers} workers", []).append(found)
     figures = [figure for name, found in samples.items() for figure in rates(name, found)]
     return Section("throughput", TITLE, figures, NOTES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench import servers
 from bench.figures import Figure, Section, Target, percentile
-from bench.hanging import AT_ONCE, GIVE_UP, TIMEOUT
-from bench.livepool import LivePool, live_pool
+from bench.hanging_jobs import AT_ONCE, GIVE_UP, TIMEOUT
+from bench.live_pool import LivePool, live_pool
 from bench.peers import environment, fleet, running
 from bench.plan import Plan
 from bench.processes import death_of

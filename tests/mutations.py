@@ -49,21 +49,21 @@ MUTATIONS = [
     ),
     Mutation(
         "redis: the fence is not checked",
-        f"{BACKENDS}/redis/lua/judge.lua",
+        f"{BACKENDS}/redis/lua/check_holder.lua",
         "return sub(text, 1, 16) == holder and 'o' or 'w'",
         "return 'o'",
         f"{LAWS}/test_settle_law.py {LAWS}/test_own_leases_law.py",
     ),
     Mutation(
         "postgres: an ack after the lease's end is taken",
-        f"{BACKENDS}/postgres/sql/settling.sql",
+        f"{BACKENDS}/postgres/sql/settle.sql",
         "AND {deadline} > now\n                AND (m.xmax",
         "AND (m.xmax",
         f"{LAWS}/test_settle_law.py {LAWS}/test_own_leases_law.py",
     ),
     Mutation(
         "postgres: a reap takes leases 5 s before their end",
-        f"{BACKENDS}/postgres/sql/reaping.sql",
+        f"{BACKENDS}/postgres/sql/reap.sql",
         "m.state = 2 AND m.deadline <= now AND m.claim IS NULL",
         "m.state = 2 AND m.deadline <= now + 5000000 AND m.claim IS NULL",
         f"{LAWS}/test_reap_law.py {LAWS}/test_settle_law.py",
@@ -121,7 +121,7 @@ MUTATIONS = [
     Mutation(
         "redis: a lock is not freed with the settlement",
         f"{BACKENDS}/redis/lua/settle.lua",
-        "        let_go(q, work.guarded)\n",
+        "        release_guards(q, work.guarded)\n",
         "",
         f"{LAWS}/test_guard_law.py",
     ),
@@ -134,7 +134,7 @@ MUTATIONS = [
     ),
     Mutation(
         "postgres: an ack does not mark its key done",
-        f"{BACKENDS}/postgres/sql/settling.sql",
+        f"{BACKENDS}/postgres/sql/settle.sql",
         "IF done_key IS NOT NULL THEN",
         "IF false THEN",
         f"{LAWS}/test_done_law.py",
@@ -198,7 +198,7 @@ MUTATIONS = [
     Mutation(
         "pool: a failed job is acked",
         f"{POOL}/policy/decide.py",
-        'return _failed("failed", error, lease, rules, retry, cause=_beside(lease, cause))',
+        'return _failed("failed", error, lease, rules, retry, cause=_output_unless_crashed(lease, cause))',
         "return ACK",
         "tests/unit/policy/test_decide.py",
     ),

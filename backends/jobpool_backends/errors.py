@@ -16,21 +16,21 @@ class Meaning(NamedTuple):
     text: str
     sound: bool = False
 
-    def told(self, title: str) -> JobpoolError:
+    def as_error(self, title: str) -> JobpoolError:
         return self.kind(f"{title} {self.text}")
 
 
-def wait(text: str, *, sound: bool = False) -> Meaning:
+def outage(text: str, *, sound: bool = False) -> Meaning:
     """Return the meaning of an error that goes by itself, or when the broker is mended."""
     return Meaning(BackendUnavailable, text, sound)
 
 
-def take_no_writes(text: str) -> Meaning:
+def write_refusal(text: str) -> Meaning:
     """Return the meaning of a refusal of writes: the broker answers, and calls that need no room may go on."""
     return Meaning(WriteRefused, text, sound=True)
 
 
-def mend(text: str) -> Meaning:
+def refusal(text: str) -> Meaning:
     """Return the meaning of an error that settings, or rights at the broker, must mend."""
     return Meaning(AccessRefused, text)
 

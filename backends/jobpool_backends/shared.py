@@ -140,7 +140,7 @@ def delay_micros(delay: float) -> int:
     return round(min(delay, LONGEST) * MICRO) if delay > 0 else 0
 
 
-def stand_in(body: bytes | int | None) -> bytes:
+def body_or_oversized(body: bytes | int | None) -> bytes:
     """Return the body of what a broker delivers. An int, its length, tells of one that is too large and was not
     brought; None of one that somebody's hand has taken away.
     """

@@ -13,12 +13,12 @@ import time
 
 from celery import Celery
 
-from bench import table
-from bench.hanging import TIMEOUT, hang
-from bench.marks import count
-from bench.notes import note
+from bench import app_data
+from bench.hanging_jobs import TIMEOUT, hang
+from bench.job_counters import count
+from bench.note_file import note
 
-TABLE = table.made_if_asked()
+TABLE = app_data.made_if_asked()
 
 app = Celery("bench", broker=os.environ["BENCH_URL"])
 app.conf.update(

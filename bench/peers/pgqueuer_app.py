@@ -13,8 +13,8 @@ import asyncpg
 import uvloop
 from pgqueuer import AsyncpgDriver, Job, PgQueuer, Queries
 
-from bench.marks import count
-from bench.notes import note
+from bench.job_counters import count
+from bench.note_file import note
 
 T = TypeVar("T")
 

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import hanging, marks, table
+from bench import app_data, hanging_jobs, job_counters
 from bench.processes import family, total_cpu, total_share
 from bench.programs import answer
 
 Submit = Callable[[], "Future[None]"]
 
 
-TABLE = table.made_if_asked()
+TABLE = app_data.made_if_asked()
 
 
 def run(do: str, **options: Any) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def _measure(kind: str, workers: int, jobs: int) -> dict[str, Any]:
     """
     with (
         tempfile.TemporaryDirectory() as directory,
-        contextlib.closing(marks.Marks(Path(directory) / "marks")) as found,
+        contextlib.closing(job_counters.JobCounters(Path(directory) / "counters")) as found,
     ):
-        os.environ[marks.VARIABLE] = str(found.path)
+        os.environ[job_counters.VARIABLE] = str(found.path)
         with _KINDS[kind](workers) as submit:
             futures = [submit() for _ in range(jobs)]
             while len(found.pids()) < workers:
@@ -60,11 +60,11 @@ def _hang(turns: int, limit: float) -> dict[str, Any]:
     """Begin jobs in Pebble that hang; seconds from the first line of each to the end of its process."""
     from pebble import ProcessPool
 
-    with tempfile.TemporaryDirectory() as directory, ProcessPool(max_workers=hanging.AT_ONCE) as pool:
+    with tempfile.TemporaryDirectory() as directory, ProcessPool(max_workers=hanging_jobs.AT_ONCE) as pool:
         path = f"{directory}/notes"
         return {
-            "dead": hanging.deaths(
-                lambda: pool.schedule(hanging.hang, args=[path], timeout=hanging.TIMEOUT), path, turns, limit
+            "dead": hanging_jobs.deaths(
+                lambda: pool.schedule(hanging_jobs.hang, args=[path], timeout=hanging_jobs.TIMEOUT), path, turns, limit
             )
         }
 
@@ -74,13 +74,13 @@ def _pebble(workers: int) -> Iterator[Submit]:
     from pebble import ProcessPool
 
     with ProcessPool(max_workers=workers) as pool:
-        yield lambda: pool.schedule(marks.count)
+        yield lambda: pool.schedule(job_counters.count)
 
 
 @contextmanager
 def _executor(workers: int) -> Iterator[Submit]:
     with ProcessPoolExecutor(workers) as executor:
-        yield lambda: executor.submit(marks.count)
+        yield lambda: executor.submit(job_counters.count)
 
 
 _KINDS = {"pebble": _pebble, "executor": _executor}

@@ -8,8 +8,8 @@ import time
 
 import procrastinate
 
-from bench.marks import count
-from bench.notes import note
+from bench.job_counters import count
+from bench.note_file import note
 
 app = procrastinate.App(
     connector=procrastinate.PsycopgConnector(conninfo=os.environ["BENCH_URL"]),

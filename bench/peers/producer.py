@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import hanging
+from bench import hanging_jobs
 from bench.programs import answer
 
 BATCH = 1000
@@ -66,7 +66,7 @@ def _stamp(module: Any, path: str, samples: int, gaps: tuple[float, float]) -> d
 
 def _hang(module: Any, path: str, turns: int, limit: float) -> dict[str, Any]:
     """Enqueue jobs that hang; seconds from the first line of each to the end of its process."""
-    return {"dead": hanging.deaths(lambda: module.hanging(path), path, turns, limit)}
+    return {"dead": hanging_jobs.deaths(lambda: module.hanging(path), path, turns, limit)}
 
 
 _VERBS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import hanging, marks, programs
+from bench import hanging_jobs, programs
+from bench.job_counters import VARIABLE, JobCounters
 from bench.peers import environment
 from bench.peers.fleet import Peer
 from bench.processes import family, total_cpu, total_share
@@ -58,8 +59,8 @@ def measure(peer: Peer, server: Server, workers: int, jobs: int, directory: Path
 
 
 def deaths(peer: Peer, server: Server, turns: int, limit: float, directory: Path) -> list[float]:
-    """Return seconds from the first line of jobs that hang to the ends of their processes: see `hanging.deaths`."""
-    with server.fresh() as url, _working(peer, url, hanging.AT_ONCE, directory, directory / "marks"):
+    """Return seconds from the first line of jobs that hang to the ends of their processes: see `hanging_jobs`."""
+    with server.fresh() as url, _working(peer, url, hanging_jobs.AT_ONCE, directory, directory / "counters"):
         answer = produce(peer, url, "hang", path=str(directory / "notes"), turns=turns, limit=limit)
     found: list[float] = answer["dead"]
     return found
@@ -80,9 +81,9 @@ def latencies(peer: Peer, server: Server, workers: int, samples: int, directory:
 
 
 @contextmanager
-def _at_gate(peer: Peer, url: str, workers: int, jobs: int, directory: Path) -> Iterator[tuple[list[int], marks.Marks]]:
-    """Yield the processes of the peer, all at the gate with `jobs` to do, and the marks."""
-    with contextlib.closing(marks.Marks(directory / "marks")) as found:
+def _at_gate(peer: Peer, url: str, workers: int, jobs: int, directory: Path) -> Iterator[tuple[list[int], JobCounters]]:
+    """Yield the processes of the peer, all at the gate with `jobs` to do, and the counters."""
+    with contextlib.closing(JobCounters(directory / "counters")) as found:
         produce(peer, url, "preload", jobs=jobs)
         with _working(peer, url, workers, directory, found.path) as started:
             _wait_for(lambda: len(found.pids()) == peer.processes(workers), directory, "all workers at the gate")
@@ -101,7 +102,7 @@ def _working(
     command = peer.command(workers)
     command[0] = environment.program(command[0])
     variables = programs.clean_environment(
-        **{"BENCH_URL": url, "PYTHONPATH": str(programs.ROOT), marks.VARIABLE: str(counted), **peer.environment}
+        **{"BENCH_URL": url, "PYTHONPATH": str(programs.ROOT), VARIABLE: str(counted), **peer.environment}
     )
     with (directory / LOG).open("wb") as log, contextlib.ExitStack() as stack:
         started = []

@@ -35,7 +35,7 @@ _REASONS = {
     "redis+unix": "users are looked after by TCP",
 }
 
-END_LIMIT_S = 10.0
+STOP_COMMAND_LIMIT_S = 10.0
 """Seconds that a command has which still runs when the torture is over: a broker shall not be left half-way."""
 
 TERM_LIMIT_S = 2.0  # seconds from the TERM that it gets then to the KILL
@@ -286,7 +286,7 @@ class BrokerRestart:
         """Wait for it; end it, and what it has started in its process group, if that takes too long."""
         if self._process is None:
             return
-        for limit, number in ((END_LIMIT_S, signal.SIGTERM), (TERM_LIMIT_S, signal.SIGKILL)):
+        for limit, number in ((STOP_COMMAND_LIMIT_S, signal.SIGTERM), (TERM_LIMIT_S, signal.SIGKILL)):
             try:
                 self._process.wait(limit)
                 break

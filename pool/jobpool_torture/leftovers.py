@@ -21,7 +21,7 @@ from jobpool_torture.ledger import Line
 
 MAX_DELETED_MESSAGES = 1000
 SHOWN_IDS = 5
-LOOK_EVERY_S = 0.5
+LEFTOVERS_LOOK_S = 0.5
 OURS = ("try", "enq", "start")
 """Events of messages that this run has enqueued, or whose handlers it has run. Jobs that others put into its queue are
 not signed with its key, and never begin.
@@ -82,7 +82,7 @@ def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callab
         stats = backend.stats(queue)
         if not stats.leased or time.monotonic() >= give_up:
             return _left(queue, stats, strangers)
-        rest(LOOK_EVERY_S)
+        rest(LEFTOVERS_LOOK_S)
         backend.reap_expired(queue)
 
 

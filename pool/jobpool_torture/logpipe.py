@@ -17,7 +17,7 @@ SMALL_PIPE_BYTES = 1 << 12
 """Size of the pipe while it is read, and while it is not: less, so that less has to fill it."""
 
 FILLING = b" " * 127 + b"\n"
-LOOK_EVERY_S = 0.05  # for the end, where nothing is written
+PIPE_LOOK_S = 0.05  # for the end, where nothing is written
 
 
 class LogPipe:
@@ -78,7 +78,7 @@ class LogPipe:
         """Copy, in the thread, unless it is held."""
         while not self._is_over:
             self._reads.wait()
-            select.select([self._reader], [], [], LOOK_EVERY_S)
+            select.select([self._reader], [], [], PIPE_LOOK_S)
             with self._lock:
                 if self._reads.is_set():
                     self._drain()

@@ -331,7 +331,7 @@ class Nemesis:
     def close(self) -> None:
         """Let everything go that is stopped, and wait for a command that restarts the broker; safe to call twice.
 
-        Blocks for as long as that command runs, for `broker_faults.END_LIMIT_S` at most and a little more.
+        Blocks for as long as that command runs, for `broker_faults.STOP_COMMAND_LIMIT_S` at most and a little more.
         """
         self._stops.close()
         self._restart.close()

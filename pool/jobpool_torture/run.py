@@ -36,7 +36,7 @@ REST_LIMIT_S = 30.0
 STALL_LIMIT_S = 60.0  # time, and six leases at least, within which fewer jobs must be left than ever before
 INTERRUPTED_LIMIT_S = 15.0  # time for a drain that a person waits for
 CALM_LOOKS = 3  # looks in a row that must find nothing to do: a follow-up may be on its way
-LOOK_EVERY_S = 0.25
+POOLS_LOOK_S = 0.25
 ORPHANS_LIMIT_S = 1.0
 ANSWER_LIMIT_S = 30.0
 """Seconds in which a broker may come back that is asked for what it has."""
@@ -279,7 +279,7 @@ class Run:
             lines = self.result.tally.follow(self._ledger).written
             if calm == 0 and (patience.is_over(now, stats, lines) or is_hurried):
                 return False
-            self._pace.rest(LOOK_EVERY_S)
+            self._pace.rest(POOLS_LOOK_S)
         return True
 
     def _ask(self, call: Callable[[], Answered]) -> Answered | None:
@@ -292,7 +292,7 @@ class Run:
                 if time.monotonic() > give_up:
                     self.result.add("STUCK", [f"no job could be counted: {error}"])
                     return None
-            self._pace.rest(LOOK_EVERY_S)
+            self._pace.rest(POOLS_LOOK_S)
 
     def _log_end(self, name: str) -> str:
         path = self._folder / f"{name}.log"

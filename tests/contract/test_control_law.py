@@ -92,8 +92,8 @@ def a_pool(ident: str, started: float = 1.0) -> control.PoolRecord:
 
 def test_a_pool_that_tells_of_itself_is_listed_until_it_forgets_itself(harness: Harness) -> None:
     backend, other = harness.open(), harness.open()
-    control.tell(backend, a_pool("late", 2.0))
-    control.tell(backend, a_pool("early", 1.0))
+    control.publish_pool(backend, a_pool("late", 2.0))
+    control.publish_pool(backend, a_pool("early", 1.0))
     [early, late] = control.pools(other)
     assert (early.id, late.id, late.queues, late.lease_margin) == ("early", "late", [QUEUE, "mails"], 3.5)
     assert control.drain(other, "late")
@@ -104,12 +104,12 @@ def test_a_pool_that_tells_of_itself_is_listed_until_it_forgets_itself(harness: 
 
 def test_a_pool_is_silent_after_three_periods_and_its_record_ends(harness: Harness) -> None:
     backend = harness.open()
-    control.tell(backend, a_pool("one"))
+    control.publish_pool(backend, a_pool("one"))
     harness.advance(control.SILENT_AFTER_S - 2.0)
     assert [pool.silent for pool in control.pools(backend)] == [False]
     harness.advance(4.0)
     assert [pool.silent for pool in control.pools(backend)] == [True]
-    control.tell(backend, a_pool("one"))
+    control.publish_pool(backend, a_pool("one"))
     assert [pool.silent for pool in control.pools(backend)] == [False]
     harness.advance(control.KEPT_S)
     assert control.pools(backend) == []
@@ -117,14 +117,14 @@ def test_a_pool_is_silent_after_three_periods_and_its_record_ends(harness: Harne
 
 @pytest.mark.above
 def test_a_clock_that_is_put_back_makes_no_dead_pool_live(harness: Harness) -> None:
-    control.tell(harness.open(), a_pool("one"))
+    control.publish_pool(harness.open(), a_pool("one"))
     harness.set_clock(-3600.0)
     assert [pool.silent for pool in control.pools(harness.open())] == [True]
 
 
 def test_a_pool_is_drained_until_it_is_resumed(backend: QueueBackend) -> None:
     assert control.drain(backend, "nobody") is False
-    control.tell(backend, a_pool("one"))
+    control.publish_pool(backend, a_pool("one"))
     assert control.drain(backend, "one")
     assert control.read(backend).drained == {"one"}
     assert [control.undrain(backend, "one"), control.undrain(backend, "one")] == [True, False]

@@ -45,7 +45,7 @@ class Address(Struct, frozen=True):
 
 _DEFAULT = Address("")
 # beanstalkd takes names of 200 bytes, of these characters, that begin with no '-'; a queue's name has up to 100.
-OPTIONS = (
+URL_OPTIONS = (
     Option(
         "ttr",
         _DEFAULT.ttr,
@@ -77,5 +77,5 @@ def read_address(url: str, options: Mapping[str, object]) -> Address:
     elif (read := read_host(host, DEFAULT_PORT)) is None:
         wrong = f"has no valid host: write host, host:{DEFAULT_PORT} or [IPv6]:{DEFAULT_PORT}"
     else:
-        return Address(*read, **read_options("beanstalk", {**found, **options}, OPTIONS))
+        return Address(*read, **read_options("beanstalk", {**found, **options}, URL_OPTIONS))
     raise ConfigurationError(f"beanstalk:// {wrong}")

@@ -109,20 +109,20 @@ class BeanstalkBackend(QueueBackend):
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
         self._connections.check_usable()  # a parent process's prefetched jobs are the parent's
-        helds = self._prefetched.take(lambda held: held.lease.queue == queue, limit)
+        held_jobs = self._prefetched.take(lambda held: held.lease.queue == queue, limit)
         now = self.clock.boot()
-        old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
+        old = [held for held in held_jobs if held.lease.expires_at - now < FRESH * held.ttr]
         renewed = self._settler.touch(old) if old else {}
-        helds = [held for held in helds if held.is_owned and (held in renewed or held not in old)]
-        if len(helds) < limit:
+        held_jobs = [held for held in held_jobs if held.is_owned and (held in renewed or held not in old)]
+        if len(held_jobs) < limit:
             try:
-                helds += self._fetcher.fetch(queue, limit - len(helds))
+                held_jobs += self._fetcher.fetch(queue, limit - len(held_jobs))
             except BackendUnavailable:
-                if not helds:
+                if not held_jobs:
                     raise
-        for held in helds:
+        for held in held_jobs:
             held.prefetched = False  # from here on it is told when it is lost; so the look comes after this
-        return [held.lease for held in helds if held.is_owned]
+        return [held.lease for held in held_jobs if held.is_owned]
 
     def lost(self) -> list[JobLease]:
         """Return leases whose connection broke since the last call, and before their time. No I/O."""

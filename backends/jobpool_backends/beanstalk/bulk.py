@@ -14,7 +14,7 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.beanstalk.connection import Connection, put_command, read_counters
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.inspect import Inspector, Letter, Walk, read_letter
+from jobpool_backends.beanstalk.inspect import DeadLetter, Inspector, Walk, read_dead_letter
 from jobpool_backends.beanstalk.records import from_bytes, to_bytes
 from jobpool_backends.shared import is_meant
 
@@ -63,7 +63,7 @@ class BulkChanger:
             walk.end()
         return changed
 
-    def _change(self, connection: Connection, letter: Letter, verb: Verb) -> bool:
+    def _change(self, connection: Connection, letter: DeadLetter, verb: Verb) -> bool:
         """Delete or raise a letter; return False when somebody else has it by now.
 
         Where the server takes no copy, the letter is buried again. A job of another program is raised unchanged.
@@ -107,7 +107,7 @@ class BulkChanger:
         while changed < limit and (job := connection.job(answer)) is not None:
             record, _ = from_bytes(job.body, job.id)
             if record.is_dead:
-                letter = read_letter(connection, queue, job, self._clock)
+                letter = read_dead_letter(connection, queue, job, self._clock)
                 _, buried, answer = connection.burst([*letter.burial(), peek])
                 connection.found(buried)
             else:

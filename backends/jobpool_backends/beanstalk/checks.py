@@ -47,7 +47,7 @@ def require_version(title: str, stats: Stats) -> None:
 
 def judge(stats: Stats) -> Iterator[Finding]:
     """Judge the answer to `stats`, check by check."""
-    found = f"beanstalkd {stats.get('version', 'of no version')}, up for {_lasted(number(stats, 'uptime'))}"
+    found = f"beanstalkd {stats.get('version', 'of no version')}, up for {_duration(number(stats, 'uptime'))}"
     connections = number(stats, "current-connections")
     yield Finding("beanstalk.server", Level.OK, f"{found}; connections: {connections}")
     if number(stats, "binlog-current-index"):  # one that is written has a file with a number
@@ -81,12 +81,12 @@ def judge_pauses(pauses: Mapping[str, int]) -> Finding:
     """Judge pauses of tubes, in seconds."""
     if not pauses:
         return Finding("beanstalk.pauses", Level.OK, "no tube is paused")
-    found = f"paused: {', '.join(f'{tube} for {_lasted(left)}' for tube, left in sorted(pauses.items()))}"
+    found = f"paused: {', '.join(f'{tube} for {_duration(left)}' for tube, left in sorted(pauses.items()))}"
     why = "nothing is fetched from there until then"
     return Finding("beanstalk.pauses", Level.WARNING, found, why, "`pause-tube NAME 0` ends it")
 
 
-def _lasted(seconds: int) -> str:
+def _duration(seconds: int) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}"

@@ -28,7 +28,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, J
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.records import Record
-from jobpool_backends.errors import HUNG_UP, Meaning, take_no_writes, unreached
+from jobpool_backends.errors import HUNG_UP, Meaning, unreached, write_refusal
 from jobpool_backends.polling import is_readable
 
 COMMANDS_PER_WRITE = 500
@@ -43,15 +43,15 @@ Stats = dict[str, int | str]
 # After any of these a connection is of no more use.
 TROUBLE = (OSError, AssertionError, greenstalk.UnknownResponseError, ValueError, LookupError)
 _MEANINGS = {
-    greenstalk.DrainingError: take_no_writes(
+    greenstalk.DrainingError: write_refusal(
         "is in drain mode, and takes no jobs until it is restarted: somebody sent it SIGUSR1. Restart it, or name"
         " another server"
     ),
-    greenstalk.OutOfMemoryError: take_no_writes("is out of memory or disk: give it more, or let the queues drain"),
-    greenstalk.BuriedError: take_no_writes(
+    greenstalk.OutOfMemoryError: write_refusal("is out of memory or disk: give it more, or let the queues drain"),
+    greenstalk.BuriedError: write_refusal(
         "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it"
     ),
-    greenstalk.InternalError: take_no_writes(
+    greenstalk.InternalError: write_refusal(
         "reports an internal error, as a rule a full disk of its binlog: make room, then restart it, for until then it"
         " hides the job that it failed at"
     ),
@@ -71,7 +71,7 @@ _MEANINGS = {
 }
 
 _ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if word != b"BURIED"}
-_WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
+_REPLIES = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
 
 # A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended.
 # Each system has its own choice of these.
@@ -144,7 +144,7 @@ def explain(error: BaseException, address: Address) -> JobpoolError:
 def refusal(error: BaseException, address: Address) -> JobpoolError | None:
     """Explain a refusal; None for an ordinary answer."""
     known = _MEANINGS.get(type(error))
-    return known.told(address.title) if known else None
+    return known.as_error(address.title) if known else None
 
 
 def number_of(answer: Answer) -> int | None:
@@ -183,7 +183,7 @@ def read_answer(reader: BufferedReader) -> Answer:
         return data[:-2] if word == b"OK" else greenstalk.Job(int(words[1]), data[:-2])
     if word in _ERRORS:
         return cast(greenstalk.Error, _ERRORS[word]())
-    if word not in _WORDS:
+    if word not in _REPLIES:
         raise greenstalk.UnknownResponseError(word, list(words[1:]))
     return words
 

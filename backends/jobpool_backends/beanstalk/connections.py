@@ -62,15 +62,15 @@ class Connections(OneProcess):
         become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values. Raises
         BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """
-        return self.speaking(self.take_idle())
+        return self.lending(self.take_idle())
 
     def fetching(self) -> AbstractContextManager[Connection]:
         """Lend a connection to reserve on, as `spare`: one that has leases already, if any has room."""
         with_room = self._take(lambda connection: 0 < len(connection.held) < MAX_LEASES_PER_CONNECTION)
-        return self.speaking(with_room or self.take_idle())
+        return self.lending(with_room or self.take_idle())
 
     @contextmanager
-    def speaking(self, connection: Connection) -> Iterator[Connection]:
+    def lending(self, connection: Connection) -> Iterator[Connection]:
         """Yield this connection, whose lock was taken; give it back after the block. Errors as in `spare`."""
         try:
             yield connection
@@ -88,7 +88,7 @@ class Connections(OneProcess):
             self.give_back(connection)
 
     def take_idle(self) -> Connection:
-        """Return a connection without leases, its lock taken, for `speaking`. Raises and blocks as `spare`."""
+        """Return a connection without leases, its lock taken, for `lending`. Raises and blocks as `spare`."""
         return self._take(lambda connection: not connection.held) or self._connect()
 
     def put_refusal(self, answer: Answer) -> JobpoolError:
@@ -155,14 +155,14 @@ class Connections(OneProcess):
                     self.drop(connection)
                 self.give_back(connection)
 
-    def send_each(self, helds: Sequence[Held], command: Callable[[Held], bytes], *, ends: bool) -> Answers:
+    def send_each(self, held_jobs: Sequence[Held], command: Callable[[Held], bytes], *, ends: bool) -> Answers:
         """Send a command about each lease on the connection that owns it: all are written before any answer is read.
 
         Not for leases that have ended by then. A break spoils the leases of its own connection only. `ends`: the
         command ends the lease. Blocks for a round trip, and for those that others have under way on these connections.
         """
         self.check_fork()
-        works = grouped(helds, lambda held: held.connection)
+        works = grouped(held_jobs, lambda held: held.connection)
         order = sorted(works, key=lambda connection: connection.serial)
         for connection in order:
             connection.lock.acquire()
@@ -188,17 +188,17 @@ class Connections(OneProcess):
         self, pieces: dict[Connection, list[Held]], command: Callable[[Held], bytes], answers: Answers
     ) -> None:
         limit = self.address.timeout
-        for connection, helds in pieces.items():
+        for connection, held_jobs in pieces.items():
             try:
-                connection.write([command(held) for held in helds])
+                connection.write([command(held) for held in held_jobs])
             except TROUBLE as error:
-                answers |= dict.fromkeys(helds, self.broken(connection, error))
-        for connection, helds in pieces.items():
+                answers |= dict.fromkeys(held_jobs, self.broken(connection, error))
+        for connection, held_jobs in pieces.items():
             try:
                 if not connection.broken:
-                    answers |= zip(helds, connection.read(len(helds), limit), strict=True)
+                    answers |= zip(held_jobs, connection.read(len(held_jobs), limit), strict=True)
             except TROUBLE as error:
-                answers |= dict.fromkeys(helds, self.broken(connection, error))
+                answers |= dict.fromkeys(held_jobs, self.broken(connection, error))
                 limit = _HURRIED_TIMEOUT_S if isinstance(error, TimeoutError) else limit
 
     # --- the set ---------------------------------------------------------------------------------------
@@ -270,11 +270,11 @@ class Connections(OneProcess):
     def drop(self, connection: Connection, error: BaseException | None = None) -> None:
         """Close a broken or unneeded connection: its leases are lost. Called with its lock taken, and keeps it."""
         now = self.clock.boot()
-        helds = list(connection.held.values())
-        for held in helds:
+        jobs = list(connection.held.values())
+        for held in jobs:
             self.forget(held)
         connection.close()
-        lost = [held.lease for held in helds if not held.prefetched and now < held.lease.expires_at and not self.closed]
+        lost = [held.lease for held in jobs if not held.prefetched and now < held.lease.expires_at and not self.closed]
         with self._changing:
             self._open.pop(connection, None)
             self._lost += lost

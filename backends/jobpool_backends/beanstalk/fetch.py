@@ -20,7 +20,7 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.connection import Answer, Connection, Counters, Held, number_of, read_counters
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import Copy, put_copies
-from jobpool_backends.beanstalk.records import EXPIRED, Charge, Record, charge, from_bytes, to_bytes
+from jobpool_backends.beanstalk.records import EXPIRED, CountedCrash, Record, count_crashes, from_bytes, to_bytes
 from jobpool_backends.reaping import NativeReaping
 
 FIRST_RESERVES = 4  # in the first write of a fetch from a queue where the last one found nothing
@@ -120,7 +120,7 @@ class Fetcher:
         queue = self._address.queue(counters.tube) or counters.tube
         handed_out = replace(record, deliveries=record.deliveries + counters.reserves - 1)
         policy, now = self._ledger.policy(queue), self._clock.wall()
-        charged = charge(handed_out, counters.crashes, EXPIRED, policy, now)
+        charged = count_crashes(handed_out, counters.crashes, EXPIRED, policy, now)
         answer = self._put(connection, charged, body, counters)
         copy = number_of(answer)
         if copy is None:
@@ -136,7 +136,7 @@ class Fetcher:
         self._ledger.add(charged.reaped(queue))
         return None if charged.record.is_dead or charged.delay else (copy, charged.record)
 
-    def _put(self, connection: Connection, charged: Charge, body: bytes, counters: Counters) -> Answer:
+    def _put(self, connection: Connection, charged: CountedCrash, body: bytes, counters: Counters) -> Answer:
         largest = self._connections.max_job_size(connection)
         packed = to_bytes(charged.record, body, largest)
         if len(packed) > largest:

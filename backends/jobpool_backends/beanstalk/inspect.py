@@ -37,7 +37,7 @@ MAX_ORDERED_LETTERS = 1000
 FOREIGN_REASON = "buried"  # reason of a dead letter that another program buried
 
 
-class Letter(Struct, frozen=True):
+class DeadLetter(Struct, frozen=True):
     """One dead letter."""
 
     job: int  # the server's number; it grows with the time of death
@@ -49,7 +49,7 @@ class Letter(Struct, frozen=True):
         return [b"reserve-job %d" % self.job, b"bury %d %d" % (self.job, self.priority)]
 
 
-def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], clock: Clock) -> Letter:
+def read_dead_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], clock: Clock) -> DeadLetter:
     """Return a buried job as a dead letter. A job without an envelope costs a round trip."""
     record, body = from_bytes(job.body, job.id)
     handler, enqueued_at = "", record.enqueued_at
@@ -87,14 +87,14 @@ def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], 
         died_at=enqueued_at if record.died_at is None else record.died_at,
         cursor=str(job.id),
     )
-    return Letter(job.id, priority, message)
+    return DeadLetter(job.id, priority, message)
 
 
 class Walk:
     """One walk through the dead letters of a queue, each shown once. `letter` is at hand; None: the walk is over."""
 
     def __init__(self, connection: Connection, queue: str, clock: Clock) -> None:
-        self.letter: Letter | None = None
+        self.letter: DeadLetter | None = None
         self._connection = connection
         self._queue = queue
         self._clock = clock
@@ -137,7 +137,7 @@ class Walk:
             self._connection.found(answer)
         self._steps -= 1
         job = self._connection.job(peeked) if self._steps > 0 else None
-        self.letter = read_letter(self._connection, self._queue, job, self._clock) if job else None
+        self.letter = read_dead_letter(self._connection, self._queue, job, self._clock) if job else None
 
     def _is_over(self) -> bool:
         """Return whether all have been shown, when one comes up again. If others came in, it goes once more round."""
@@ -225,7 +225,7 @@ class Inspector:
         self._remember(found)
         return min(found, key=lambda letter: letter.job).message if found else None
 
-    def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[Letter]:
+    def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[DeadLetter]:
         """Yield the matching letters, in any order; with ids, only those, until all of them are found."""
         now = self._clock.wall()
         known = [letter for letter in self.known(connection, where.ids) if is_meant(letter.message, where, now)]
@@ -249,18 +249,18 @@ class Inspector:
         """Return the queues, or the one of this name, that have dead letters."""
         return [name for name, counts in self._each(connection, queue) if counts.dead]
 
-    def known(self, connection: Connection, idents: Sequence[str]) -> list[Letter]:
+    def known(self, connection: Connection, idents: Sequence[str]) -> list[DeadLetter]:
         """Return the letters with these ids whose places are remembered, and that are still there."""
         places = [place for ident in idents if (place := self._places.get(ident)) is not None]
         found = connection.burst([b"peek %d" % job for _, job in places])
         counted = connection.counters([job for _, job in places])
         return [
-            read_letter(connection, queue, job, self._clock)
+            read_dead_letter(connection, queue, job, self._clock)
             for (queue, _), answer, counters in zip(places, found, counted, strict=True)
             if counters and counters.state == "buried" and (job := connection.job(answer)) is not None
         ]
 
-    def _remember(self, letters: Iterable[Letter]) -> None:
+    def _remember(self, letters: Iterable[DeadLetter]) -> None:
         if len(self._places) > MAX_REMEMBERED_PLACES:
             self._places.clear()
         self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)

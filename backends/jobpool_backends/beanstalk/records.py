@@ -63,7 +63,7 @@ class ForeignRecord(Record, frozen=True):
 _decoder = json.Decoder(Record)  # later versions only add fields, which are ignored
 
 
-class Charge(Struct, frozen=True):
+class CountedCrash(Struct, frozen=True):
     """A crashed message as it goes on: its new header, dead past the limit, and whole seconds of delay."""
 
     record: Record
@@ -74,13 +74,13 @@ class Charge(Struct, frozen=True):
         return Reaped(self.record.id, queue, self.record.crashes, self.record.cause, self.record.is_dead)
 
 
-def charge(record: Record, crashes: int, cause: str, policy: ReapPolicy, now: float) -> Charge:
+def count_crashes(record: Record, crashes: int, cause: str, policy: ReapPolicy, now: float) -> CountedCrash:
     """Charge crashes, the last with this cause, at Unix time `now`. All deliveries are counted."""
     total = crashes if now - record.crashed_at > policy.window else record.crashes + crashes
     charged = replace(record, crashes=total, crashed_at=now, cause=cause)
     if policy.is_over(total):
-        return Charge(replace(charged, reason="crash-limit", died_at=now), 0)
-    return Charge(charged, whole_seconds(random.uniform(0.0, policy.ceiling(total))))
+        return CountedCrash(replace(charged, reason="crash-limit", died_at=now), 0)
+    return CountedCrash(charged, whole_seconds(random.uniform(0.0, policy.ceiling(total))))
 
 
 def whole_seconds(delay: float) -> int:

@@ -26,7 +26,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Releas
 from jobpool_backends.beanstalk.connection import Answer, Held, number_of
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import Copy, new_copies, put_copies
-from jobpool_backends.beanstalk.records import EXPIRED, Charge, Record, charge, to_bytes, whole_seconds
+from jobpool_backends.beanstalk.records import EXPIRED, CountedCrash, Record, count_crashes, to_bytes, whole_seconds
 from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.shared import lifts_expiry, with_past, with_texts
 
@@ -41,7 +41,7 @@ class Plan(Struct, eq=False):
     place: int  # in the call
     end: bytes
     copies: Sequence[Copy] = ()
-    charged: Charge | None = None  # of a forfeit
+    charged: CountedCrash | None = None  # of a forfeit
     stands: bool = False
     """True if one of the copies is the message itself: then the settlement stands once they are put. Else the copies
     are follow-ups, and the settlement is unknown until the original is ended.
@@ -68,14 +68,14 @@ class Settler:
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         """Return each lease for its job's TTR from now; None where it has ended, or its connection does not answer."""
         del ttl
-        helds = [self._connections.owner(lease) for lease in leases]
-        renewed = self.touch([held for held in helds if held is not None])
-        return [renewed.get(held) if held is not None else None for held in helds]
+        held_jobs = [self._connections.owner(lease) for lease in leases]
+        renewed = self.touch([held for held in held_jobs if held is not None])
+        return [renewed.get(held) if held is not None else None for held in held_jobs]
 
-    def touch(self, helds: Sequence[Held]) -> dict[Held, JobLease]:
+    def touch(self, held_jobs: Sequence[Held]) -> dict[Held, JobLease]:
         """Return the leases that go on, each for its job's TTR from now."""
         before = self._clock.boot()
-        told = self._connections.send_each(helds, lambda held: b"touch %d" % held.job, ends=False)
+        told = self._connections.send_each(held_jobs, lambda held: b"touch %d" % held.job, ends=False)
         renewed = {}
         for held, answer in told.items():
             if isinstance(answer, tuple):
@@ -144,7 +144,7 @@ class Settler:
                 return self._go_on(place, held, replace(record, begun=True), whole_seconds(delay))
             case Forfeit(cause):
                 policy, now = self._ledger.policy(held.lease.queue), self._clock.wall()
-                charged = charge(record, 1, cause or EXPIRED, policy, now)
+                charged = count_crashes(record, 1, cause or EXPIRED, policy, now)
                 return replace(self._go_on(place, held, charged.record, charged.delay), charged=charged)
             case Move():
                 copies = [self._move(held, message) for message in brought]
@@ -173,7 +173,7 @@ class Settler:
         [copy] = new_copies(self._connections, [moved], since=held.record.enqueued_at)
         return replace(copy, ttr=held.ttr)
 
-    def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
+    def _put(self, call: Call, held_jobs: Sequence[Held]) -> dict[Held, list[int]]:
         """Put the copies; return the numbers of its own for each lease that may now be deleted.
 
         After a break in the middle those are done whose copies are there for certain: a repeated call makes no more.
@@ -182,12 +182,12 @@ class Settler:
         answers: dict[int, Answer] = {}  # by the copy's place; after a break there are none to the last ones
         try:
             with self._connections.spare() as connection:
-                put_copies(connection, [copy for held in helds for copy in call.plans[held].copies], answers)
+                put_copies(connection, [copy for held in held_jobs for copy in call.plans[held].copies], answers)
         except JobpoolError as error:
             call.trouble = error
         places = count()
         put, alone = {}, []
-        for held in helds:
+        for held in held_jobs:
             own = [answers.get(next(places)) for _ in call.plans[held].copies]
             numbers = [number for answer in own if answer and (number := number_of(answer)) is not None]
             if len(numbers) == len(own):

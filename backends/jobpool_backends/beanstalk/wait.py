@@ -33,23 +33,23 @@ class Prefetched:
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._helds: list[Held] = []
+        self._held_jobs: list[Held] = []
 
-    def put(self, helds: Sequence[Held]) -> None:
+    def put(self, held_jobs: Sequence[Held]) -> None:
         with self._changing:
-            self._helds += helds
+            self._held_jobs += held_jobs
 
     def take(self, wanted: Callable[[Held], bool], limit: int | None = None) -> list[Held]:
         """Take up to `limit` of those that are still here: they are the caller's now."""
-        if not self._helds:
+        if not self._held_jobs:
             return []
         with self._changing:
-            taken = [held for held in self._helds if wanted(held)][:limit]
-            self._helds = [held for held in self._helds if held not in taken]
+            taken = [held for held in self._held_jobs if wanted(held)][:limit]
+            self._held_jobs = [held for held in self._held_jobs if held not in taken]
             return taken
 
     def any_of(self, queues: Sequence[str]) -> str | None:
-        return next((held.lease.queue for held in self._helds if held.lease.queue in queues), None)
+        return next((held.lease.queue for held in self._held_jobs if held.lease.queue in queues), None)
 
 
 class Waiter:
@@ -191,7 +191,7 @@ class Watch:
         self._connections.tidy()
         if not self._waits:
             return
-        with self._connections.speaking(self._connections.take_idle()) as connection:
+        with self._connections.lending(self._connections.take_idle()) as connection:
             connection.watch(map(self._connections.address.tube, self._queues))
             connection.write([b"reserve-with-timeout %d" % RESERVE_S])
             [answer] = connection.read(1, limit=RESERVE_S + min(LATE_ANSWER_S, self._connections.address.timeout))
@@ -204,25 +204,25 @@ class Watch:
             else:
                 connection.check(answer)
 
-    def _keep(self, connection: Connection, helds: list[Held]) -> None:
-        if not helds:
+    def _keep(self, connection: Connection, held_jobs: list[Held]) -> None:
+        if not held_jobs:
             return
-        queue, now = helds[0].lease.queue, time.monotonic()
+        queue, now = held_jobs[0].lease.queue, time.monotonic()
         with self._changed:
             if self._waits and not self._closed:
-                self._prefetched.put(helds)
-                self._kept, self._kept_until = helds, now + PREFETCH_KEPT_S
+                self._prefetched.put(held_jobs)
+                self._kept, self._kept_until = held_jobs, now + PREFETCH_KEPT_S
                 self._tell(queue)
                 return
             self._missed = (queue, now + MISSED_KEPT_S)
-        connection.burst([_release(held) for held in helds])
-        for held in helds:
+        connection.burst([_release(held) for held in held_jobs])
+        for held in held_jobs:
             self._connections.forget(held)
 
 
-def give_back(connections: Connections, helds: Sequence[Held]) -> None:
-    if helds:
-        connections.send_each(helds, _release, ends=True)
+def give_back(connections: Connections, held_jobs: Sequence[Held]) -> None:
+    if held_jobs:
+        connections.send_each(held_jobs, _release, ends=True)
 
 
 def _release(held: Held) -> bytes:

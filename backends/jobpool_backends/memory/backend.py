@@ -231,7 +231,7 @@ class _Inspector:
             if queue not in self._store.queues:
                 return QueueStats()
             known = self._store.queues[queue]
-            self._store.tend(known)
+            self._store.sweep(known)
             oldest = self._store.oldest(known)
             age = max(0, self._turn.now - oldest.enqueued_at) / MICRO if oldest else None
             waiting, delayed, leased, _ = known.jobs.counts.values()
@@ -245,7 +245,7 @@ class _Inspector:
     def queues(self) -> list[str]:
         with self._turn.step():
             for queue in self._store.queues.values():
-                self._store.tend(queue)
+                self._store.sweep(queue)
             return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
@@ -261,7 +261,7 @@ class _Inspector:
         with self._turn.step(looks=True):
             entry = self._store.by_id.get(ident)
             if entry is not None:
-                self._store.tend(self._store.queues[entry.queue])
+                self._store.sweep(self._store.queues[entry.queue])
                 entry = self._store.by_id.get(ident)
             return shown(entry, self._turn.boot) if entry else None
 

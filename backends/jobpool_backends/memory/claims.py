@@ -33,7 +33,7 @@ class MemoryClaims(ClaimStore):
         queue = self._store.queues[name]
         for ident, _ in queue.claim_ends.due(self._turn.boot):
             self._end(queue, queue.claims[ident])
-        self._store.tend(queue)
+        self._store.sweep(queue)
         return queue
 
     @contextmanager

@@ -54,7 +54,7 @@ class Places:
     def live(self, queue: str, name: str) -> list[Entry]:
         return [entry for entry in self._held.get((queue, name), {}).values() if entry.deadline > self._turn.boot]
 
-    def vacate(self, entry: Entry) -> None:
+    def release_places(self, entry: Entry) -> None:
         """Free all places of a message whose lease has ended."""
         for name in entry.places:
             held = self._held[entry.queue, name]

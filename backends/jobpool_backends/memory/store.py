@@ -77,7 +77,7 @@ class Store:
     def _is_known(self, new: NewMessage | NewPost) -> bool:
         known = self.by_id.get(new.id)
         if known is not None:
-            self.tend(self.queues[known.queue])
+            self.sweep(self.queues[known.queue])
         return new.id in self.by_id or (new.given and self.ended.get(new.id, self._turn.now) is not None)
 
     def insert(self, new: NewMessage) -> None:
@@ -129,7 +129,7 @@ class Store:
 
     def take(self, name: str, limit: int, length: int, call: str) -> list[Entry]:
         queue = self.queues[name]
-        self.tend(queue)
+        self.sweep(queue)
         taken = list(islice(self.ready(queue.jobs), limit))
         prefix = secrets.token_hex(8)
         for entry in taken:
@@ -150,7 +150,7 @@ class Store:
             while heaps := [heap for heap in heaps if self._first(heap) is not None]:
                 yield self.entries[heappop(min(heaps))]
 
-    def tend(self, queue: Queue) -> None:
+    def sweep(self, queue: Queue) -> None:
         """Remove posted messages whose lives have ended, and let due ones wait."""
         for seq, end in queue.life_ends.due(self._turn.now):
             self.remove(self.entries[seq], end)
@@ -215,7 +215,7 @@ class Store:
     def edit(self, edit: Edit) -> Edited:
         """Change a job that waits or is delayed, if it is as it was seen."""
         seen = edit.seen
-        self.tend(self.queues[seen.queue])
+        self.sweep(self.queues[seen.queue])
         entry = self.entries.get(int(seen.cursor))
         if (
             entry is None
@@ -261,7 +261,7 @@ class Store:
         queue.leased.pop(entry.seq, None)
         queue.dead.pop(entry.seq, None)
         if entry.places:
-            self.places.vacate(entry)
+            self.places.release_places(entry)
         if entry.claim:
             del entry.claim.entries[entry.seq]
             entry.claim = None
@@ -269,7 +269,7 @@ class Store:
     def has_ready(self, name: str) -> bool:
         if name not in self.queues:
             return False
-        self.tend(self.queues[name])
+        self.sweep(self.queues[name])
         return self.queues[name].jobs.counts[State.WAITING] > 0
 
     def next_due(self, names: Sequence[str]) -> int | None:
@@ -288,7 +288,7 @@ class Store:
 
     def matching(self, where: MessageFilter) -> Iterator[Entry]:
         for queue in self.queues.values():
-            self.tend(queue)
+            self.sweep(queue)
         return (entry for entry in self.entries.values() if is_meant(entry, where, self._turn.now))
 
     def settle(self, entry: Entry, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> None:

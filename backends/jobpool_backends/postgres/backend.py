@@ -84,7 +84,7 @@ class PostgresBackend(QueueBackend):
         database.ensure_current()
         try:
             return in_transaction.enqueue(connection, database.schema, database.home, messages)
-        except in_transaction.Elsewhere:  # or the schema was made anew since
+        except in_transaction.OtherDatabase:  # or the schema was made anew since
             database.prepare()
             return in_transaction.enqueue(connection, database.schema, database.home, messages)
 

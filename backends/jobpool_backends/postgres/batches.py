@@ -1,4 +1,4 @@
-"""Batches: one function of the schema a step; see `sql/batching.sql`."""
+"""Batches: one function of the schema a step; see `sql/batches.sql`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that are checked out by hand: the functions of `sql/claiming.sql` and its neighbours, one a verb."""
+"""Messages that are checked out by hand: the functions of `sql/claims_*.sql`, one a verb."""
 
 from __future__ import annotations
 

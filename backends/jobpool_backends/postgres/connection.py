@@ -33,7 +33,7 @@ SCHEME = "postgresql"
 DEFAULT_TIMEOUT = 3.0
 DEFAULT_SCHEMA = "jobpool"
 
-OPTIONS = (
+URL_OPTIONS = (
     seconds("timeout", DEFAULT_TIMEOUT),
     # psycopg waits for whole seconds, and for 2 at least, for each host in turn.
     whole("connect_timeout", 2, 2, 3600, "seconds"),
@@ -113,9 +113,9 @@ def read_address(url: str, options: dict[str, object] | None = None) -> Address:
     place, found = split_query(url.strip())
     found |= options or {}
     parsed = _parse(place)
-    passed = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} - {option.name for option in OPTIONS}
+    passed = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} - {one.name for one in URL_OPTIONS}
     named = {name: str(found.pop(name)) for name in list(found) if name in passed}
-    values = read_options(SCHEME, found, OPTIONS)
+    values = read_options(SCHEME, found, URL_OPTIONS)
     named["connect_timeout"] = str(values.pop("connect_timeout"))
     # `timeout` bounds the wait for an answer (see `Connection`). The kernel ends other connections on a dead network:
     # idle ones, and those closed with data still to be sent.

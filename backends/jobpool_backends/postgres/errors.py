@@ -11,7 +11,7 @@ from typing import NoReturn
 import psycopg
 
 from jobpool.errors import InvalidJob, JobpoolError
-from jobpool_backends.errors import Meaning, mend, take_no_writes, wait
+from jobpool_backends.errors import Meaning, outage, refusal, write_refusal
 from jobpool_backends.postgres.connection import Address, AnswerTimeout
 from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN, not_open
 
@@ -96,22 +96,22 @@ _UNWELCOME = {
 }
 
 _BY_CODE = {
-    "53100": take_no_writes("has a full disk: free some space there"),
-    "54000": take_no_writes("has reached a limit of its own, and takes no writes: see its log"),
-    **{code: wait(text) for code, text in _UNAVAILABLE.items()},
-    **{code: mend(text) for code, text in _REFUSED.items()},
+    "53100": write_refusal("has a full disk: free some space there"),
+    "54000": write_refusal("has reached a limit of its own, and takes no writes: see its log"),
+    **{code: outage(text) for code, text in _UNAVAILABLE.items()},
+    **{code: refusal(text) for code, text in _REFUSED.items()},
 }
 _BY_WORDS = {
-    **{pattern: wait(text) for pattern, text in _UNREACHED.items()},
-    **{pattern: mend(text) for pattern, text in _UNWELCOME.items()},
+    **{pattern: outage(text) for pattern, text in _UNREACHED.items()},
+    **{pattern: refusal(text) for pattern, text in _UNWELCOME.items()},
 }
-_SILENT = wait("does not answer: check the network, its load, its synchronous standbys and a pooler's pool_size")
-_STATEMENT_MODE = mend("is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini")
-_CLOSED = wait("closed the connection: try again when it is up")
-_ELSE = wait("cannot be reached")
+_SILENT = outage("does not answer: check the network, its load, its synchronous standbys and a pooler's pool_size")
+_POOLER_MODE = refusal("is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini")
+_CLOSED = outage("closed the connection: try again when it is up")
+_ELSE = outage("cannot be reached")
 _UNKEPT = Meaning(InvalidJob, "cannot keep a value")
 # Classes of codes: the server's resources, limits, state and faults.
-_BY_CLASS = dict.fromkeys(("53", "54", "55", "57", "58", "XX"), wait("reports trouble of its own: see its log"))
+_BY_CLASS = dict.fromkeys(("53", "54", "55", "57", "58", "XX"), outage("reports trouble of its own: see its log"))
 
 
 def is_conflict(error: psycopg.Error) -> bool:
@@ -136,7 +136,7 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
     if isinstance(error, AnswerTimeout):
         meaning = _SILENT
     elif meaning is None and "statement pooling mode" in str(error):
-        meaning = _STATEMENT_MODE
+        meaning = _POOLER_MODE
     elif meaning is None and is_stale(error):
         meaning = _CLOSED
     elif meaning is None and isinstance(error, psycopg.DataError):

@@ -72,7 +72,7 @@ BATCH_NOT_OPEN = "JP002"
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
-class Elsewhere(ConfigurationError):
+class OtherDatabase(ConfigurationError):
     """The connection leads to a schema other than `home`. Nothing was done on it."""
 
 
@@ -81,19 +81,19 @@ def enqueue(
 ) -> dict[str, str]:
     """Add messages on the caller's connection; return the ids left out because of a unique key → the ids that have it.
 
-    `home`: what `HOME` says in the queue's database; else `Elsewhere` is raised. `brought`: by a settlement. The commit
+    `home`: `HOME` in the queue's database; else `OtherDatabase` is raised. `brought`: by a settlement. The commit
     wakes waiters. Waits for another transaction that has claimed such a key, as with any unique index, or that counts a
     member of the same batch. Raises `ConfigurationError`, or what psycopg raises; `InvalidJob` for a batch that is not
     open. After that the transaction can only be rolled back.
     """
     if all(map(is_plain, messages)):
         if not _ask(connection, schema, f"{ENQUEUE} {_AT_HOME}", columns(messages) | {"home": home}):
-            raise _elsewhere(connection)
+            raise _other_database(connection)
         return {}
     parameters = all_columns(messages, brought) | {"home": home}
     known = dict(_ask(connection, schema, f"{BRING} {_AT_HOME} {_ELSEWHERE}", parameters))
     if None in known:
-        raise _elsewhere(connection)
+        raise _other_database(connection)
     return known
 
 
@@ -119,7 +119,7 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
         raise
     if answer not in ("o", "a"):
         if home != ticket["home"]:
-            raise _elsewhere(connection)
+            raise _other_database(connection)
         why = _ANSWERS.get(answer, answer)
         raise LeaseLost(f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {why}")
     if messages and answer == "o":  # else this is the second time within the transaction
@@ -203,8 +203,8 @@ def _leads(connection: object, what: str) -> str:
     return f"the connection leads to database {info.dbname!r} on {info.host}:{info.port}, which {what}"
 
 
-def _elsewhere(connection: object) -> Elsewhere:
-    return Elsewhere(_leads(connection, "is not the queue's database: connect to that"))
+def _other_database(connection: object) -> OtherDatabase:
+    return OtherDatabase(_leads(connection, "is not the queue's database: connect to that"))
 
 
 def not_open(error: psycopg.Error) -> InvalidJob:

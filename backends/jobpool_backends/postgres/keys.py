@@ -23,7 +23,7 @@ SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b
     %(names)b::text[], %(fulls)b::integer[], %(rate_scopes)b::text[], %(rate_names)b::text[],
     %(rate_fulls)b::integer[], %(rate_lengths)b::bigint[])
 """
-_LEAVE = "SELECT {schema}.leave_places(%(queues)s, %(names)b::text[], %(seqs)s, %(holders)s)"
+_RELEASE_PLACES = "SELECT {schema}.leave_places(%(queues)s, %(names)b::text[], %(seqs)s, %(holders)s)"
 
 _ANSWERS = {"g": Begin.GRANTED, "d": Begin.DONE, "h": Begin.HELD, "l": Begin.LIMITED, "x": Begin.LOST}
 
@@ -31,7 +31,7 @@ _Asked = Sequence[tuple[JobLease, Guards]]
 
 
 class PostgresKeys(KeyStore):
-    """The key store of one database. `sql/guarding.sql` says how two calls at once are kept apart.
+    """The key store of one database. `sql/guards.sql` says how two calls at once are kept apart.
 
     A call for guards, rates or log lines waits for the commits of calls for the same names.
     """
@@ -52,7 +52,7 @@ class PostgresKeys(KeyStore):
         if left:
             asked = lease_columns([lease for lease, _ in left]) | {"names": [name for _, name in left]}
             with suppress(BackendUnavailable):  # the settlements were answered; the sweep has the places later
-                self._database.run(_LEAVE, asked)
+                self._database.run(_RELEASE_PLACES, asked)
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
         [(first,)] = self._database.call("first_run", queue, key, micros(ttl), repeatable=False)

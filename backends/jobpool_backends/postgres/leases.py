@@ -224,7 +224,7 @@ def _sort_out(settlements: Settlements) -> tuple[list[int], list[int]]:
     acks: list[int] = []
     rest: list[int] = []
     for place, (lease, settlement) in enumerate(settlements):
-        plain = alone and type(settlement) is Ack and (lease.guards is None or not _says_more(lease.guards))
+        plain = alone and type(settlement) is Ack and (lease.guards is None or not _marks_keys(lease.guards))
         (acks if plain else rest).append(place)
     return acks, rest
 
@@ -268,14 +268,14 @@ def _columns(terms: list[_Term]) -> dict[str, Any]:
     return {"verbs": "".join(verbs), "delays": numbers(delays), **dict(named)}
 
 
-def _says_more(guards: Guards) -> bool:
+def _marks_keys(guards: Guards) -> bool:
     """Return whether an ack under these guards marks a key done, or changes how long a unique one is known."""
     return guards.key is not None or guards.keep != IDEMPOTENCY_TTL
 
 
 def to_be_done(guards: Guards | None) -> tuple[str | None, int | None]:
     """Return the key that an ack marks done; and for how long, in microseconds, it and a unique key are known."""
-    if guards is None or not _says_more(guards):
+    if guards is None or not _marks_keys(guards):
         return None, None
     return None if guards.key is None else storable(guards.key), micros(guards.keep)
 

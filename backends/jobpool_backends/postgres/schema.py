@@ -47,8 +47,8 @@ Its indexes, each for one question, partial where only one state asks it:
 The other tables are described where they are made, in `sql/tables*.sql`.
 
 Any call sweeps what is past its `until`. Decisions about keys, places and rates take advisory locks first, see
-`take_turns` in `sql/guarding.sql`. A fetch waits a moment for that of its queue, and goes another way without it; see
-`have_turn` in `sql/fetching.sql`.
+`take_turns` in `sql/guards.sql`. A fetch waits a moment for that of its queue, and goes another way without it; see
+`have_turn` in `sql/fetch.sql`.
 
 `migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
 transaction under a lock.
@@ -141,7 +141,7 @@ _COMPUTED = {
 }
 """Columns of a message in a list; those that are not columns of the table."""
 
-_WORDS = {
+_SQL_VALUES = {
     # Its length is known without reading it, where it lies outside the row.
     "{body}": f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END",
     "{planner}": " ".join(_PLANNER.split()),
@@ -208,15 +208,15 @@ _WORDS = {
 }
 
 _FUNCTIONS = """
-    basics producing bringing fetching settling reaping looking tending guarding placing rating keeping posting claiming
-    holding deleting listing resulting editing batching
+    common enqueue enqueue_keyed fetch settle reap inspect bulk guards places rates records posts claims_create
+    claims_held claims_delete claims_list results edit batches
 """
 
 
 def _read(name: str) -> str:
     """Return the statements of one file, with `{schema}` left to fill in."""
     text = files(__package__).joinpath("sql", f"{name}.sql").read_text("utf-8")
-    for word, meaning in _WORDS.items():
+    for word, meaning in _SQL_VALUES.items():
         text = text.replace(word, meaning)
     return text.strip().removesuffix(";")
 
@@ -232,7 +232,7 @@ def fill(sql: str, schema: str) -> str:
 
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (_read("tables"),),
+    (_read("tables_1"),),
     (_read("tables_2"),),
     (_read("tables_3"),),
     (),

@@ -223,7 +223,7 @@ class Waiter:
                 else:
                     self._attended = True
             if connection is not None:
-                self._hear(connection, remaining)
+                self._receive(connection, remaining)
         return sleeper.woken
 
     def _connect(self) -> Connection | None:
@@ -243,7 +243,7 @@ class Waiter:
         connection.close()
         return None
 
-    def _hear(self, connection: Connection, seconds: float) -> None:
+    def _receive(self, connection: Connection, seconds: float) -> None:
         """Listen, and tell the sleepers. When the connection breaks, they must all look for themselves."""
         names: set[str] | None = None
         polled = poll()

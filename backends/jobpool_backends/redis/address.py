@@ -33,7 +33,7 @@ _TLS = (
 )
 _TLS_OPTIONS = [option.name for option in _TLS]
 
-OPTIONS = (
+URL_OPTIONS = (
     url_options.text("username"),
     url_options.text("password", secret=True),
     url_options.text("sentinel_username"),
@@ -84,7 +84,7 @@ class _Reader:
         if "#" in rest or "@" in path or "@" in login or any("@" in name or "#" in name for name in found):
             raise self._refuse("cannot be read: write '/', '?', '#', '@' in a password as %2F, %3F, %23, %40")
         found |= options
-        self._options = url_options.read_options(self._scheme, found, OPTIONS)
+        self._options = url_options.read_options(self._scheme, found, URL_OPTIONS)
         self._tls_given = [name for name in _TLS_OPTIONS if name in found]
 
     def address(self) -> Address:

@@ -1,6 +1,6 @@
 """Batches: opened, closed and looked at. Their members are counted by the scripts that add and end messages.
 
-A batch is a hash of the namespace. See `lua/batches.lua` and `lua/finish.lua`.
+A batch is a hash of the namespace. See `lua/batches.lua` and `lua/end_batches.lua`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Batches:
 
 
 def _callback_entry(message: NewMessage | None) -> bytes:
-    """Return a callback as `finish.lua` adds it: a line of facts, then the body; b"" for none."""
+    """Return a callback as `end_batches.lua` adds it: a line of facts, then the body; b"" for none."""
     if message is None:
         return b""
     tail = tail_of(message)

@@ -24,7 +24,7 @@ from jobpool_backends.redis.connections import Script
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.records import cursor_of, read_tail
-from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in, unix_time
+from jobpool_backends.shared import MICRO, DeadCaps, body_or_oversized, micros, unix_time
 
 _AGAIN = 1  # answer of a script that found nothing, but has not looked at everything
 _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
@@ -138,7 +138,7 @@ def _messages(
         yield QueueMessage(
             ident[1:],
             queue,
-            stand_in(body),
+            body_or_oversized(body),
             handler,
             int(member[:3]),
             int(enqueued) / MICRO,

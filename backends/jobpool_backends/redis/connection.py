@@ -29,7 +29,7 @@ from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError, InvalidResponse, RedisError, ResponseError, TimeoutError
 
 from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool_backends.errors import HUNG_UP, Meaning, mend, take_no_writes, unreached, wait
+from jobpool_backends.errors import HUNG_UP, Meaning, outage, refusal, unreached, write_refusal
 from jobpool_backends.polling import is_readable
 
 Result = TypeVar("Result")
@@ -236,40 +236,40 @@ class Explained(NamedTuple):
     hung_up: bool = False  # the other side had closed the connection: a kept one may only have been stale
 
 
-_GRANT = mend("does not allow this user what jobpool needs: grant it the commands and the keys")
-_GIVE_THE_PASSWORD = mend(
+_GRANT = refusal("does not allow this user what jobpool needs: grant it the commands and the keys")
+_GIVE_THE_PASSWORD = refusal(
     "wants a password, and got none: write user and password before the host in the URL, or use the option password"
     " (a sentinel's is sentinel_password)"
 )
-_TAKE_OUT_THE_PASSWORD = mend("has no password set, yet one was given: leave it out, or set one there")
-_TOO_OLD = mend("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
-_MOVING = wait("is moving these keys to another node: it answers when that is done", sound=True)
-_WRITE_CLUSTER = mend("is a node of a cluster: write redis+cluster:// instead")
+_TAKE_OUT_THE_PASSWORD = refusal("has no password set, yet one was given: leave it out, or set one there")
+_TOO_OLD = refusal("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
+_MOVING = outage("is moving these keys to another node: it answers when that is done", sound=True)
+_WRITE_CLUSTER = refusal("is a node of a cluster: write redis+cluster:// instead")
 
 _BY_WORD = {
-    "LOADING": wait("is loading its data from disk: it answers when that is done"),
-    "READONLY": wait(
+    "LOADING": outage("is loading its data from disk: it answers when that is done"),
+    "READONLY": outage(
         "is a replica, which takes no writes: after a failover the next call looks for the new master; if there was"
         " none, name the master"
     ),
-    "UNBLOCKED": wait("became a replica while it was waited on: the next call looks for the new master"),
-    "MASTERDOWN": wait("is a replica that has lost its master: bring the master back, or let a failover finish"),
-    "CLUSTERDOWN": wait("says that its cluster is down: bring the missing nodes back (redis-cli --cluster check)"),
-    "BUSY": wait("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL", sound=True),
-    "WRONGTYPE": wait("holds another program's value under a key of jobpool's: remove that key", sound=True),
+    "UNBLOCKED": outage("became a replica while it was waited on: the next call looks for the new master"),
+    "MASTERDOWN": outage("is a replica that has lost its master: bring the master back, or let a failover finish"),
+    "CLUSTERDOWN": outage("says that its cluster is down: bring the missing nodes back (redis-cli --cluster check)"),
+    "BUSY": outage("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL", sound=True),
+    "WRONGTYPE": outage("holds another program's value under a key of jobpool's: remove that key", sound=True),
     "TRYAGAIN": _MOVING,
-    "OOM": take_no_writes(
+    "OOM": write_refusal(
         "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory, or remove what is"
         " not needed; nothing was changed"
     ),
-    "MISCONF": take_no_writes("refuses writes because it cannot save to its disk: see its log, and free some space"),
-    "NOREPLICAS": take_no_writes(
+    "MISCONF": write_refusal("refuses writes because it cannot save to its disk: see its log, and free some space"),
+    "NOREPLICAS": write_refusal(
         "refuses writes because too few of its replicas are connected (min-replicas-to-write): bring them back"
     )._replace(sound=False),  # they may follow a new master: sentinels name it 10 s before they demote this one
     "NOAUTH": _GIVE_THE_PASSWORD,
-    "WRONGPASS": mend("refuses this password or user name: mend them in the URL or in the options"),
+    "WRONGPASS": refusal("refuses this password or user name: mend them in the URL or in the options"),
     "NOPERM": _GRANT,
-    "DENIED": mend(
+    "DENIED": refusal(
         "is in protected mode and takes connections from its own machine only: give it a password, or bind it to an"
         " address on purpose"
     ),
@@ -277,16 +277,16 @@ _BY_WORD = {
 }
 
 _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
-    "max number of clients": wait(  # a cluster adds "+ cluster connections"
+    "max number of clients": outage(  # a cluster adds "+ cluster connections"
         "has no connection left (maxclients): close some clients, or raise maxclients"
     ),
-    "DB index is out of range": mend(
+    "DB index is out of range": refusal(
         "has no database of this number: choose one below its setting `databases` (16 unless it was changed)"
     ),
     "SELECT is not allowed in cluster mode": _WRITE_CLUSTER,
     "hash to the same slot": _WRITE_CLUSTER,
-    "cluster support disabled": mend("is not a node of a cluster: write redis:// instead"),
-    "'SENTINEL'": mend("is not a sentinel: name the sentinels' own port, or write redis:// instead"),
+    "cluster support disabled": refusal("is not a node of a cluster: write redis:// instead"),
+    "'SENTINEL'": refusal("is not a sentinel: name the sentinels' own port, or write redis:// instead"),
     "unknown command": _TOO_OLD,
     "command called from": _TOO_OLD,
     "unauthenticated": _GIVE_THE_PASSWORD,  # the answer to a long command, which is not read so far as to its name
@@ -316,16 +316,16 @@ def explain(error: RedisError, place: Endpoint) -> Explained:
     if meaning is None:
         match error:
             case InvalidResponse():
-                meaning = wait("does not speak Redis's protocol; if the port wants TLS, write rediss://")
+                meaning = outage("does not speak Redis's protocol; if the port wants TLS, write rediss://")
             case TimeoutError():
-                meaning = wait(_slow(error, place))
+                meaning = outage(_slow(error, place))
             case ConnectionError():
                 meaning, hung_up = _broken(error, place)
             case _:
                 return Explained(None, sound=True)
     if meaning in (_GRANT, _TOO_OLD):  # the server may name it
         meaning = meaning._replace(text=f"{meaning.text} ({_NOT_TO_SHOW.split(str(error))[0].rstrip('.')})")
-    return Explained(meaning.told(place.title), meaning.sound, hung_up)
+    return Explained(meaning.as_error(place.title), meaning.sound, hung_up)
 
 
 def _refusal(error: RedisError) -> Meaning | None:
@@ -352,14 +352,14 @@ def _broken(error: ConnectionError, place: Endpoint) -> tuple[Meaning, bool]:
     while cause is not None and not isinstance(cause, OSError):  # the operating system's, which redis-py wrapped
         cause = cause.__cause__ or cause.__context__
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return mend(_tls_trouble(cause)), False
+        return refusal(_tls_trouble(cause)), False
     if cause is None or cause.errno in HUNG_UP or isinstance(cause, ssl.SSLError):
         hint = "if the port wants TLS, write rediss://"
         if place.tls is not None:
             hint = "if it wants a certificate, give one that it trusts as ssl_certfile; if it speaks no TLS, write redis://"
-        return wait(f"closed the connection: it was stopped or restarted, or it is full (see its log); {hint}"), True
+        return outage(f"closed the connection: it was stopped or restarted, or it is full (see its log); {hint}"), True
     known = unreached(cause, "Redis") or _NO_SOCKET.get(cause.errno or 0)
-    return wait(known or f"cannot be reached: {cause.strerror or cause}"), False
+    return outage(known or f"cannot be reached: {cause.strerror or cause}"), False
 
 
 def _tls_trouble(error: ssl.SSLError) -> str:

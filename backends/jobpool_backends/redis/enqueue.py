@@ -89,7 +89,7 @@ class Enqueuer:
 
 
 def _is_plain(message: NewMessage) -> bool:
-    """Return whether `enqueueone.lua` can add it: due now, its id minted, and nothing to be noted of it."""
+    """Return whether `enqueue_one.lua` can add it: due now, its id minted, and nothing to be noted of it."""
     more = message.unique_key, message.batch
     return message.due is None and not (message.given or message.deliveries) and more == (None, None)
 

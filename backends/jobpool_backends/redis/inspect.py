@@ -21,7 +21,7 @@ from typing import NamedTuple
 from jobpool.broker.values import REMEMBER_CALLS, Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
 from jobpool.message.names import is_queue
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.keyspace import CHANGE, EDIT, READ, STATS, WALK, Keyspace
+from jobpool_backends.redis.keyspace import BULK, EDIT, MESSAGE_LIST, MESSAGE_READ, STATS, Keyspace
 from jobpool_backends.redis.records import (
     PRIORITIES,
     TIES_PER_SEQUENCE,
@@ -161,7 +161,7 @@ class Inspector:
         tie = tie_of(queue)
         more = True
         while more:
-            more, *found = self._keys.run(WALK, [queue], (letters, behind, piece))
+            more, *found = self._keys.run(MESSAGE_LIST, [queue], (letters, behind, piece))
             piece = min(2 * piece, MEMBERS_PER_SCRIPT)
             for text in map(_text, found):
                 behind = text[:_SEQUENCE_CHARS]
@@ -211,7 +211,7 @@ class Inspector:
 
     def _read_queue(self, queue: str, members: Sequence[str], bodies: bool) -> Iterator[tuple[int, Row]]:
         while members:
-            now, *told = self._keys.run(READ, [queue], ("b" if bodies else "r", *members))
+            now, *told = self._keys.run(MESSAGE_READ, [queue], ("b" if bodies else "r", *members))
             answers = [told[at : at + 5] for at in range(0, len(told), 5)]
             for member, answer in zip(members, answers, strict=False):
                 row = read_row(queue, member, answer)
@@ -230,7 +230,7 @@ class Inspector:
         by_queue: dict[str, list[Word]] = {}
         for row in rows:
             by_queue.setdefault(row.message.queue, [verb.value]).extend((row.member, row.stored))
-        return sum(self._keys.run(CHANGE, [queue], words) for queue, words in by_queue.items())
+        return sum(self._keys.run(BULK, [queue], words) for queue, words in by_queue.items())
 
     def edit(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
         """Return the answers, in order. Each script remembers its own."""

@@ -1,9 +1,9 @@
 """The key store: guards of running messages, idempotency keys, rates, records and logs; one script or command a call.
 
 A guard has no end of its own. A place is a field in a hash, `member → holder`. It is held while the message of that
-member is leased to that holder: `begin.lua` looks. A settlement that carries the guards removes the fields in its own
-script, and so does the next delivery of the message. Fields of a lease that ended without a word block nobody: they are
-removed when met, and by a later `begin` of the queue. A space has its own keys in one slot, as a queue has.
+member is leased to that holder: `acquire_guards.lua` looks. A settlement that carries the guards removes the fields in
+its own script, and so does the next delivery of the message. Fields of a lease that ended without a word block nobody:
+they are removed when met, and by a later `begin` of the queue. A space has its own keys in one slot, as a queue has.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RedisKeyStore(KeyStore):
                 words.append(len(some))
                 for lease, guards in (asked[place] for place in some):
                     words += (token_of(lease)[:MEMBER_CHARS], guarded_token(lease, guards))
-            answers = self._keys.run(keyspace.BEGIN, list(by_queue), words)
+            answers = self._keys.run(keyspace.ACQUIRE_GUARDS, list(by_queue), words)
             for place, answer in zip(chain.from_iterable(by_queue.values()), answers, strict=True):
                 begun[place] = _read_begun(answer, asked[place][1])
         return begun
@@ -53,28 +53,29 @@ class RedisKeyStore(KeyStore):
         return bool(self._keys.link.run(keyspace.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], words))
 
     def _forget(self, queue: str, key: str) -> bool:
-        return bool(self._keys.link.run(keyspace.FORGET, [self._keys.one(queue, f"done:{key}")], ()))
+        return bool(self._keys.link.run(keyspace.FORGET_RUN, [self._keys.one(queue, f"done:{key}")], ()))
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         answers: list[float] = []
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
             keys = [self._keys.one(queue, f"rate:{rate.name}") for rate in piece]
-            left = self._keys.link.run(keyspace.TAKE, keys, words)
+            left = self._keys.link.run(keyspace.TAKE_STARTS, keys, words)
             answers += [micros_left / MICRO for micros_left in left]
         return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
         key = name.removeprefix(KEY_PLACE)
         places = self._keys.one(queue, f"hold:{name}" if key == name else f"runs:{key}")
-        found: list[bytes] = self._keys.run(keyspace.HOLDERS, [queue], (), places)
+        found: list[bytes] = self._keys.run(keyspace.PLACE_HOLDERS, [queue], (), places)
         return sorted(ident.decode() for ident in found)
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
-        self._keys.run(keyspace.PUT, [space], [micros(ttl), *(word for record in records.items() for word in record)])
+        words = (word for record in records.items() for word in record)
+        self._keys.run(keyspace.RECORDS_PUT, [space], [micros(ttl), *words])
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._keys.run(keyspace.GET, [space], (key,))
+        value: bytes | None = self._keys.run(keyspace.RECORDS_GET, [space], (key,))
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
@@ -88,13 +89,13 @@ class RedisKeyStore(KeyStore):
         while more and len(found) < limit:
             start = b"(" + behind if behind >= first and behind else b"[" + first
             words = (start, b"(" + last, limit - len(found))
-            more, *told = self._keys.run(keyspace.LIST, [space], words)
+            more, *told = self._keys.run(keyspace.RECORDS_LIST, [space], words)
             found += [(key.decode(), value) for key, value in zip(told[::2], told[1::2], strict=True)]
             behind = told[-2] if told else behind
         return found
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._keys.run(keyspace.DROP, [space], keys)
+        self._keys.run(keyspace.RECORDS_DELETE, [space], keys)
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         words: list[Word] = [keep]
@@ -102,7 +103,7 @@ class RedisKeyStore(KeyStore):
         for name, added in grouped(lines, itemgetter(0)).items():
             words += (name, len(added), *(line for _, line in added))
             keys.append(self._keys.one(space, f"log:{name}"))
-        self._keys.link.run(keyspace.APPEND, keys, words)
+        self._keys.link.run(keyspace.LOG_APPEND, keys, words)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
         lines: list[bytes] = self._keys.link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)
@@ -114,7 +115,7 @@ class RedisKeyStore(KeyStore):
 
 
 def guarded_token(lease: JobLease, guards: Guards) -> bytes:
-    """Return the owner token, then the guards, as `begin.lua` and `settle.lua` take them: always the same bytes."""
+    """Return the owner token, then the guards, always as the same bytes, for `acquire_guards.lua` and `settle.lua`."""
     rates = [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates]
     holds = [(hold.name, hold.most) for hold in guards.holds]
     return lease.owner_token.encode() + orjson.dumps((guards.key or "", micros(guards.keep), holds, rates))
@@ -127,7 +128,7 @@ def token_of(lease: JobLease) -> str:
 
 
 def _read_begun(word: bytes, guards: Guards) -> Begun:
-    """Parse a word of `begin.lua`."""
+    """Parse a word of `acquire_guards.lua`."""
     match word[:1]:
         case b"g":
             return Begun(Begin.GRANTED)

@@ -81,7 +81,7 @@ life ends, in µs, and the claim that holds it (`-` for none).
 There is one script for each verb, put together from the pieces in `lua/`. Plain acks and a single plain message, which
 are most calls, have shorter ones. The first KEYS (`lead`) belong to the call.
 Then come the keys of each queue, always the same names in the same order. A header turns them into names, so that the
-Lua says `q.ready` and never counts; the keys that it names are passed to it. Only the keys of `beside.lua` are not
+Lua says `q.ready` and never counts; the keys that it names are passed to it. Only the keys of `named_keys.lua` are not
 declared: they are in the slot of declared ones.
 """
 
@@ -147,7 +147,7 @@ class Keyspace(KeyNames):
 
 def _script(name: str, pieces: str, lead: str = "", more: str = "", *, repeatable: bool = True) -> Script:
     """Return a script of pieces. Of each queue it wants the keys that its Lua names, and `more`; or only its `lead`."""
-    body = "\n".join(map(_read, ("base", *pieces.split(), name)))
+    body = "\n".join(map(_read, ("common", *pieces.split(), name)))
     wanted, first = tuple(dict.fromkeys([*_NAMED.findall(body), *more.split()])), lead.split()
     return Script(f"{_header(first, wanted)}{body}", wanted or tuple(first), repeatable=repeatable)
 
@@ -171,58 +171,58 @@ def _header(lead: Sequence[str], names: Sequence[str]) -> str:
     )
 
 
-_SWEEPING = "clock remember bell beside unique erase promote tail bodies claims"
-"""The pieces of scripts that free what ended claims hold, and remove posts that have ended."""
-
-_BATCHES = "batches add finish"
-"""The pieces of scripts that end members of batches."""
+# The pieces of scripts that do these things:
+_ADDING = "clock call_memory wake named_keys unique_keys"  # add messages, or free them
+_SWEEPING = f"{_ADDING} erase promote record_tail bodies claims"  # end claims and posts whose time is over
+_BATCHES = "batches add end_batches"  # end members of batches
+_FAILURES = "record_parts failures dead_letters"  # count failures, and bury what has failed too often
 
 # A minted id is forgotten when its message ends, so an enqueue or a post may be repeated only with given ids.
-ENQUEUE = _script("enqueue", "clock bell remember beside unique batches add", "last", repeatable=False)
+ENQUEUE = _script("enqueue", f"{_ADDING} batches add", "last", repeatable=False)
 ENQUEUE_GIVEN = Script(ENQUEUE.source, ENQUEUE.names)
-ENQUEUE_ONE = _script("enqueueone", "clock bell", "last", repeatable=False)
-OUTBOX_PEEK = _script("outboxpeek", "", "outbox")
-OUTBOX_DROP = _script("outboxdrop", "", "outbox")
-FETCH = _script("fetch", "clock promote judge remember bodies parts", "memory")
+ENQUEUE_ONE = _script("enqueue_one", "clock wake", "last", repeatable=False)
+OUTBOX_PEEK = _script("outbox_peek", "", "outbox")
+OUTBOX_DROP = _script("outbox_drop", "", "outbox")
+FETCH = _script("fetch", "clock promote check_holder call_memory bodies record_parts", "memory")
 SETTLE = _script(
     "settle",
-    f"clock judge remember bell beside unique places rates letgo {_BATCHES} parts notes erase bury tell",
+    f"{_ADDING} check_holder places rates release_guards {_BATCHES} erase {_FAILURES} notify_ended",
     "memory last",
     "outbox",
 )
-ACK = _script("ack", "clock judge remember beside erase", "memory")
-RENEW = _script("renew", "clock judge")
-REAP = _script("reap", f"{_SWEEPING} {_BATCHES} parts notes bury")
-AWAIT = _script("await", "beside", more="record")
-LOOK = _script("look", "")
-STATS = _script("stats", f"{_SWEEPING} parts")
-WALK = _script("walk", f"{_SWEEPING} parts")
-READ = _script("read", _SWEEPING)
-CHANGE = _script("change", f"clock remember bell beside unique {_BATCHES} parts notes erase bury tail")
+ACK = _script("ack", "clock check_holder call_memory named_keys erase", "memory")
+RENEW = _script("renew", "clock check_holder")
+REAP = _script("reap", f"{_SWEEPING} {_BATCHES} {_FAILURES}")
+AWAIT_ENDED = _script("await_ended", "named_keys", more="record")
+FIRST_READY = _script("first_ready", "")
+STATS = _script("stats", f"{_SWEEPING} record_parts")
+MESSAGE_LIST = _script("message_list", f"{_SWEEPING} record_parts")
+MESSAGE_READ = _script("message_read", _SWEEPING)
+BULK = _script("bulk", f"{_ADDING} {_BATCHES} erase {_FAILURES} record_tail")
 EDIT = _script("edit", _SWEEPING, "memory", "queues")
 
 POST = _script("post", f"{_SWEEPING} batches add", "last", repeatable=False)
 POST_GIVEN = Script(POST.source, POST.names)
-CLAIM = _script("claim", f"{_SWEEPING} {_BATCHES} parts notes bury prolong choose")
-CLAIM_SHOW = _script("claimshow", _SWEEPING)
-CLAIM_RENEW = _script("claimrenew", f"{_SWEEPING} prolong")
-CLAIM_RELEASE = _script("claimrelease", _SWEEPING)
-CLAIM_DELETE = _script("claimdelete", f"{_SWEEPING} {_BATCHES}")
-CLAIM_POP = _script("claimpop", f"{_SWEEPING} {_BATCHES} choose", repeatable=False)
-CLAIM_LIST = _script("claimlist", _SWEEPING)
+CLAIM = _script("claim", f"{_SWEEPING} {_BATCHES} {_FAILURES} post_life select_free")
+CLAIM_SHOW = _script("claim_show", _SWEEPING)
+CLAIM_RENEW = _script("claim_renew", f"{_SWEEPING} post_life")
+CLAIM_RELEASE = _script("claim_release", _SWEEPING)
+CLAIM_DELETE = _script("claim_delete", f"{_SWEEPING} {_BATCHES}")
+CLAIM_POP = _script("claim_pop", f"{_SWEEPING} {_BATCHES} select_free", repeatable=False)
+CLAIM_LIST = _script("claim_list", _SWEEPING)
 
-BATCH_OPEN = _script("batchopen", f"clock bell remember beside unique {_BATCHES}")
-BATCH_CLOSE = _script("batchclose", f"clock bell remember beside unique {_BATCHES}")
+BATCH_OPEN = _script("batch_open", f"{_ADDING} {_BATCHES}")
+BATCH_CLOSE = _script("batch_close", f"{_ADDING} {_BATCHES}")
 
-BEGIN = _script("begin", "clock judge remember beside places rates")
-HOLDERS = _script("holders", "clock judge places", "places")
-FIRST_RUN = _script("firstrun", "clock remember", "done")
-FORGET = _script("forget", "clock remember", "done")
-TAKE = _script("take", "clock rates")
+ACQUIRE_GUARDS = _script("acquire_guards", "clock check_holder call_memory named_keys places rates")
+PLACE_HOLDERS = _script("place_holders", "clock check_holder places", "places")
+FIRST_RUN = _script("first_run", "clock call_memory", "done")
+FORGET_RUN = _script("forget_run", "clock call_memory", "done")
+TAKE_STARTS = _script("take_starts", "clock rates")
 
 _RECORDS = "values names ends"
-PUT = _script("put", "clock", _RECORDS)
-GET = _script("get", "clock", _RECORDS)
-LIST = _script("list", "clock", _RECORDS)
-DROP = _script("drop", "", _RECORDS)
-APPEND = _script("append", "", "logs", "log")
+RECORDS_PUT = _script("records_put", "clock", _RECORDS)
+RECORDS_GET = _script("records_get", "clock", _RECORDS)
+RECORDS_LIST = _script("records_list", "clock", _RECORDS)
+RECORDS_DELETE = _script("records_delete", "", _RECORDS)
+LOG_APPEND = _script("log_append", "", "logs", "log")

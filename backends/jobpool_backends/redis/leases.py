@@ -42,11 +42,11 @@ from jobpool_backends.shared import (
     REPEATED,
     SETTLED,
     DeadCaps,
+    body_or_oversized,
     delay_micros,
     micros,
     more_than,
     pieces,
-    stand_in,
 )
 
 MAX_MESSAGES_PER_FETCH = 2000  # at most, for some 10 ms of the server's time
@@ -80,7 +80,7 @@ class Leases:
             if record is None:  # a member without a message: changed by hand
                 continue
             if type(body) is not bytes:
-                body = stand_in(body)
+                body = body_or_oversized(body)
             try:
                 member, text = name.decode(), record.decode()
                 deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)

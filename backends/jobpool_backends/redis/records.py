@@ -30,7 +30,7 @@ _MAX_DUE_US = 9_000_000_000_000_000  # in the year 2255: a sorted set's score ca
 
 
 class Row(NamedTuple):
-    """One message, as `read.lua` answers."""
+    """One message, as `message_read.lua` answers."""
 
     member: str
     stored: bytes  # the record as it is, leased or not
@@ -43,10 +43,10 @@ class Row(NamedTuple):
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
-    """Return a row from what `read.lua` says of one message; None when it is gone.
+    """Return a row from what `message_read.lua` says of one message; None when it is gone.
 
-    One that was changed by hand has counters that cannot be true, as in `parts.lua`. Raises `ConfigurationError` where
-    its keys do not fit together: Redis has evicted some of them.
+    One that was changed by hand has counters that cannot be true, as in `record_parts.lua`. Raises `ConfigurationError`
+    where its keys do not fit together: Redis has evicted some of them.
     """
     letter, moment, stored, packed, body = answer
     if stored is None:

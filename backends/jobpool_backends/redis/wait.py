@@ -28,7 +28,7 @@ from jobpool.broker.values import LOOK_INTERVAL_S
 from jobpool.errors import BackendUnavailable
 from jobpool.message.results import Record
 from jobpool_backends.redis.inspect import Inspector
-from jobpool_backends.redis.keyspace import AWAIT, LOOK, Keyspace
+from jobpool_backends.redis.keyspace import AWAIT_ENDED, FIRST_READY, Keyspace
 from jobpool_backends.redis.records import places_by
 from jobpool_backends.shared import MICRO, pieces
 
@@ -79,7 +79,7 @@ class Waiter:
             places = [self._keys.one(queue, name) for queue in group for name in ("ready", "delayed")]
             if not self._keys.link.call("EXISTS", *places):
                 continue  # every idle pool asks often; the script would be two commands
-            number, until_due = self._keys.run(LOOK, group, ())
+            number, until_due = self._keys.run(FIRST_READY, group, ())
             if number:
                 return group[number - 1], 0.0
             if until_due >= 0:
@@ -113,7 +113,7 @@ class Results:
         try:
             for queue, some in queues.items():
                 for piece in pieces([found[at][0] for at in some], IDS_PER_SCRIPT):
-                    if self._keys.run(AWAIT, [queue], [token, *piece]):
+                    if self._keys.run(AWAIT_ENDED, [queue], [token, *piece]):
                         return
             self._keys.link.wait_pop([self._keys.one(queue, f"told:{token}") for queue in queues], timeout)
         finally:

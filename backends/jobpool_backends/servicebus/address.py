@@ -20,7 +20,7 @@ from jobpool_backends.options import read_options, seconds, split_query, whole
 
 DEFAULT_TIMEOUT = 10.0
 DEFAULT_LOCK = 60.0  # the service's own default, as 300 is its limit (LockDuration)
-OPTIONS = (
+URL_OPTIONS = (
     seconds("timeout", DEFAULT_TIMEOUT),
     seconds("lock", DEFAULT_LOCK, 5.0, 300.0),
     whole("receivers", 1, 1, 32),
@@ -55,7 +55,7 @@ def read_address(url: str, options: Mapping[str, object]) -> Address:
     place, found = split_query(url.strip())
     named = place.lower().startswith("servicebus://")
     address = Address(_read_host(place)) if named else _read_string(place)
-    return replace(address, **read_options("servicebus", {**found, **options}, OPTIONS))
+    return replace(address, **read_options("servicebus", {**found, **options}, URL_OPTIONS))
 
 
 def _read_host(text: str) -> str:

@@ -13,7 +13,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
 from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
-from jobpool_backends.errors import mend, unreached
+from jobpool_backends.errors import refusal, unreached
 from jobpool_backends.servicebus.address import Address
 
 # The message is not ours (any more); for those who asked about it, and nobody else.
@@ -49,7 +49,7 @@ def explain(error: BaseException, address: Address, queue: str) -> JobpoolError:
     if missing is not None:
         return missing
     if any(isinstance(each, ClientAuthenticationError) for each in _wrapped(error)):
-        return mend(_NOBODY).told(address.title)
+        return refusal(_NOBODY).as_error(address.title)
     match error:
         case sdk.MessagingEntityDisabledError():
             return WriteRefused(f"{address.title}: queue {queue!r} is disabled: enable it there (status Active)")

@@ -77,7 +77,7 @@ class _OnAThread:
         return token
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _keeps_log_record(record: logging.LogRecord) -> bool:
     return record.threadName != LOOP_THREAD_NAME or not str(record.msg).startswith(FILTERED_LINES[record.name])
 
 
@@ -176,7 +176,7 @@ class Namespace(OneProcess):
     def _get_client(self) -> ServiceBusClient:
         if self._client is None:
             for name in FILTERED_LINES:
-                logging.getLogger(name).addFilter(_is_news)
+                logging.getLogger(name).addFilter(_keeps_log_record)
             options: dict[str, Any] = {"retry_total": 0, "try_timeout": ATTEMPT_LIMIT_S}
             if self.address.connection_string is None:
                 self._client = ServiceBusClient(self.address.host, credential(), **options)

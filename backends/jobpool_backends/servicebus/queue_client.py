@@ -5,7 +5,7 @@ and peeks, and is never given credit. A fourth, for the dead letters, is opened 
 
 A receiver fetches, waits and settles what it fetched, one thing at a time; a wait gives way to the others. Settlements
 go over the link that received; those of an earlier link go by the lock's token. If an answer was lost, it is asked for
-once more in that way. If the lock is gone then, perhaps the first request was carried out: that is a `Doubt`.
+once more in that way. If the lock is gone then, perhaps the first request was carried out: that is `SettlementUnknown`.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class Delivery(Struct, eq=False):
     asked: bool = False  # True if it may be settled already: the broker was asked, and did not answer
 
 
-class Doubt(Exception):
+class SettlementUnknown(Exception):
     """The lock is gone, and the settlement may have been what ended it."""
 
 
-class _Order(Struct):
+class _PendingSettlement(Struct):
     """A settlement on its way, and its answer."""
 
     delivery: Delivery
     disposition: Disposition
-    answer: Answer | Doubt = None
+    answer: Answer | SettlementUnknown = None
     is_open: bool = True
 
     def note(self, answer: Answer) -> None:
-        self.answer = Doubt() if isinstance(answer, LOST) and self.delivery.asked else answer
+        self.answer = SettlementUnknown() if isinstance(answer, LOST) and self.delivery.asked else answer
         self.is_open = False
 
 
@@ -111,9 +111,9 @@ class QueueReceiver:
 
     async def settle(
         self, dispositions: Sequence[tuple[Delivery, Disposition]], deadline: float
-    ) -> list[Answer | Doubt]:
+    ) -> list[Answer | SettlementUnknown]:
         """Return an answer each, in order. Raises JobpoolError: not all were answered; `settle` again is safe."""
-        orders = [_Order(*each) for each in dispositions]
+        orders = [_PendingSettlement(*each) for each in dispositions]
         self.load -= len(orders)
         with self._wants():
             try:
@@ -158,9 +158,9 @@ class QueueReceiver:
         generation = self.channel.generation
         return [Delivery(each, self, generation, before, internals.pop_lock_end(each)) for each in messages]
 
-    async def _settle(self, receiver: ServiceBusReceiver, orders: Sequence[_Order]) -> None:
-        here: list[_Order] = []
-        elsewhere: list[_Order] = []
+    async def _settle(self, receiver: ServiceBusReceiver, orders: Sequence[_PendingSettlement]) -> None:
+        here: list[_PendingSettlement] = []
+        elsewhere: list[_PendingSettlement] = []
         for order in orders:
             if order.is_open:
                 is_here = order.delivery.generation == self.channel.generation
@@ -171,7 +171,7 @@ class QueueReceiver:
         for order in elsewhere:
             await self._settle_by_token(receiver, order)
 
-    async def _settle_here(self, receiver: ServiceBusReceiver, orders: Sequence[_Order]) -> None:
+    async def _settle_here(self, receiver: ServiceBusReceiver, orders: Sequence[_PendingSettlement]) -> None:
         before = [order.delivery.asked for order in orders]
         for order in orders:
             order.delivery.asked = True
@@ -183,7 +183,7 @@ class QueueReceiver:
         if any(order.is_open for order in orders):
             raise TimeoutError(_NO_ANSWER)
 
-    async def _settle_by_token(self, receiver: ServiceBusReceiver, order: _Order) -> None:
+    async def _settle_by_token(self, receiver: ServiceBusReceiver, order: _PendingSettlement) -> None:
         message, disposition = order.delivery.message, order.disposition
         self.channel.operations += 1
         try:

@@ -7,7 +7,7 @@ by sending a copy. Only the broker's own delivery count moves; the deliveries of
 earlier copies.
 
 A dead letter keeps the header it died with. Its death is told in the broker's two texts: the reason, and as description
-one line of JSON, the epitaph.
+one line of JSON, the death record.
 
 A body without a good header was put there by another program. It is handed out as it is: a bare envelope runs, and
 anything else is malformed, which a pool makes a dead letter.
@@ -32,7 +32,7 @@ from jobpool.message.names import IDENTIFIER
 from jobpool_backends.shared import cut, micros
 
 MAX_TEXT_CHARS = 16_384  # characters of an error or a cause in a header; more is cut in the middle
-MAX_EPITAPH_CHARS = 4096  # characters that the broker keeps of a reason or a description
+MAX_DEATH_RECORD_CHARS = 4096  # characters that the broker keeps of a reason or a description
 # The broker's names of deaths that it causes itself, and jobpool's word for each.
 REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
 MAX_MESSAGE_ID_CHARS = 128  # characters that the broker takes
@@ -91,17 +91,17 @@ class Record(Struct, frozen=True, omit_defaults=True, tag_field="jobpool", tag=1
             fitting = replace(self, last_error=cut(self.last_error, longest), cause=cut(self.cause, longest))
         return fitting
 
-    def epitaph(self, died_at: int) -> str:
+    def death_record(self, died_at: int) -> str:
         """Return the description of the dead letter that this becomes: one line of JSON, short enough."""
-        for longest in (MAX_EPITAPH_CHARS, 1600, 800, 250, 0):
+        for longest in (MAX_DEATH_RECORD_CHARS, 1600, 800, 250, 0):
             texts = cut(self.last_error, longest), cut(self.cause, longest)
-            told = json.encode(Epitaph(died_at, self.attempts, self.crashes, *texts)).decode()
-            if len(told) <= MAX_EPITAPH_CHARS:
+            told = json.encode(DeathRecord(died_at, self.attempts, self.crashes, *texts)).decode()
+            if len(told) <= MAX_DEATH_RECORD_CHARS:
                 break
         return told
 
 
-class Epitaph(Struct, frozen=True, omit_defaults=True):
+class DeathRecord(Struct, frozen=True, omit_defaults=True):
     """The end of a message, in the description of its dead letter. None: the header tells it."""
 
     died_at: Moment
@@ -144,7 +144,7 @@ def read(message: ServiceBusReceivedMessage) -> Record:
     if not (reason or text):
         return record
     with suppress(*_UNREADABLE):  # another program's
-        told = asdict(json.decode(text, type=Epitaph))
+        told = asdict(json.decode(text, type=DeathRecord))
         return replace(record, reason=reason, **{name: fact for name, fact in told.items() if fact is not None})
     return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or text or None)
 

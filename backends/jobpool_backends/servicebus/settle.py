@@ -30,7 +30,7 @@ from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.internals import ABANDON, BURY, COMPLETE, Disposition, renew_locks
 from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
 from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
-from jobpool_backends.servicebus.queue_client import Doubt, QueueReceiver
+from jobpool_backends.servicebus.queue_client import QueueReceiver, SettlementUnknown
 from jobpool_backends.servicebus.records import Record, charge, copy_id
 from jobpool_backends.shared import grouped, lifts_expiry, micros, pieces, with_past, with_texts
 
@@ -118,7 +118,7 @@ class Settler:
             case Abandon():
                 died = replace(record, attempts=record.attempts + settlement.attempts)
                 died = with_texts(died, settlement.error, settlement.cause)
-                text = died.epitaph(micros(self._clock.wall()))
+                text = died.death_record(micros(self._clock.wall()))
                 order = Disposition(BURY, settlement.reason, text)
                 return Plan(held, order, [self._producer.outgoing(message) for message in brought])
             case Forfeit(cause=cause):
@@ -147,7 +147,7 @@ class Settler:
         record = charge(held.record, policy, cause or "lease expired", now)
         dead = policy.is_over(record.crashes)
         if dead:
-            plan = Plan(held, Disposition(BURY, "crash-limit", record.epitaph(now)))
+            plan = Plan(held, Disposition(BURY, "crash-limit", record.death_record(now)))
         else:
             plan = self._copied(held, record, random.uniform(0.0, policy.ceiling(record.crashes)))
         plan.reaped = Reaped(record.id, held.queue, record.crashes, record.cause, dead)
@@ -203,7 +203,7 @@ class Settler:
                 plan.answer = Settled.OK
             elif isinstance(answer, LOST):
                 plan.answer = Settled.EXPIRED
-            elif isinstance(answer, Doubt):
+            elif isinstance(answer, SettlementUnknown):
                 plan.answer = await self._resolve(plan)
 
     async def _resolve(self, plan: Plan) -> Settled:

@@ -32,7 +32,7 @@ from jobpool_backends.sqlite.step import Sweeper, this_boot
 from jobpool_backends.sqlite.wait import Waiter
 
 DEFAULT_TIMEOUT_S = 5.0
-OPTIONS = (seconds("timeout", DEFAULT_TIMEOUT_S), *DEAD_CAPS)
+URL_OPTIONS = (seconds("timeout", DEFAULT_TIMEOUT_S), *DEAD_CAPS)
 
 
 class SqliteBackend(QueueBackend):
@@ -95,7 +95,7 @@ class SqliteBackend(QueueBackend):
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
         path, found = _path_in(url)
-        values = read_options(cls.scheme, found | options, OPTIONS)
+        values = read_options(cls.scheme, found | options, URL_OPTIONS)
         return cls(path, caps=take_caps(values), **values, **common)
 
     def diagnose(self) -> list[Finding]:

@@ -26,7 +26,7 @@ _OPEN = "INSERT INTO batches (id, parent, created_at, callbacks) VALUES (?, ?, ?
 _NEST = "UPDATE batches SET total = total + 1, nested = json_insert(nested, '$[#]', ?) WHERE id = ? AND open"
 _CLOSE = "UPDATE batches SET open = 0, stopped = stopped OR ? WHERE id = ? AND ended_at IS NULL"
 _MEMBERS = f"SELECT batch, id FROM messages WHERE seq IN {EACH} AND batch IS NOT NULL"
-_LEAVE = f"UPDATE messages SET batch = NULL WHERE seq IN {EACH}"
+_LEAVE_BATCH = f"UPDATE messages SET batch = NULL WHERE seq IN {EACH}"
 _COUNT = "UPDATE batches SET succeeded = succeeded + ?, failed = failed + ?, cancelled = cancelled + ? WHERE id = ?"
 _FAILED_IDS = "SELECT failed_ids FROM batches WHERE id = ?"
 _NOTE = "UPDATE batches SET failed_ids = ? WHERE id = ?"
@@ -79,7 +79,7 @@ def end_members(step: Step, sequence: Sequence[int], how: str) -> None:
     for batch, ident in rows:
         end(step, batch, ident, how)
     if rows:
-        step.execute(_LEAVE, (numbers,))
+        step.execute(_LEAVE_BATCH, (numbers,))
 
 
 def end(step: Step, batch: str, member: str, how: str) -> None:

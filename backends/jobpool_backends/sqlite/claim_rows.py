@@ -17,22 +17,22 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from jobpool.broker.claim_store import MOST_MESSAGES, ClaimStats, HeldClaim, QueueMessage
-from jobpool_backends.shared import MICRO, stand_in
+from jobpool_backends.shared import MICRO, body_or_oversized
 from jobpool_backends.sql import read_queue_message
 from jobpool_backends.sqlite.fetch import BODY
 from jobpool_backends.sqlite.schema import EACH, LEASED, NO_LEASE, POSTED, STATS_CAP, WAITING, living
-from jobpool_backends.sqlite.step import EXPIRED, POST_CLAIMED, Moment, Step, counted_as
+from jobpool_backends.sqlite.step import EXPIRED, POST_CLAIMED, ClockReading, Step, counted_as
 
 CLEAR_LIMIT = 1000  # messages freed, posts removed, and empty claims dropped, in one call
 
 LIVING = living(":wall")
 _COLUMNS = "seq, id, {body}, handler, priority, enqueued_at, claims, ends_at, claim"
-COLUMNS = _COLUMNS.replace("{body}", BODY)
+CLAIM_COLUMNS = _COLUMNS.replace("{body}", BODY)
 LISTED = _COLUMNS.replace("{body}", "(SELECT body FROM bodies WHERE bodies.seq = messages.seq)")
-"""`COLUMNS`, with bodies of any size."""
+"""`CLAIM_COLUMNS`, with bodies of any size."""
 
 _IN_CLAIM = f"messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim AND {LIVING}"
-_MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM}"
+_MESSAGES = f"SELECT {CLAIM_COLUMNS} FROM {_IN_CLAIM}"
 _CLAIM = "SELECT id, ttl, grace, boot, deadline, deadline_wall FROM claims WHERE queue = ? AND id = ?"
 _CLAIMS = f"""
 SELECT id, ttl, grace, boot, deadline, deadline_wall,
@@ -105,10 +105,10 @@ class Claim(NamedTuple):
     deadline: int
     deadline_wall: int
 
-    def lives(self, now: Moment) -> bool:
+    def lives(self, now: ClockReading) -> bool:
         return not now.is_past(self.boot, self.deadline, self.deadline_wall)
 
-    def shown(self, queue: str, now: Moment, count: int = 0) -> HeldClaim:
+    def shown(self, queue: str, now: ClockReading, count: int = 0) -> HeldClaim:
         left = self.deadline - now.boottime if self.boot == now.boot else self.deadline_wall - now.wall
         age = max(0, self.ttl - left) // MICRO
         return HeldClaim(self.id, queue, self.ttl / MICRO, self.grace / MICRO, age, count=count)
@@ -128,32 +128,32 @@ def read(connection: sqlite3.Connection, queue: str, ident: str) -> Claim | None
     return Claim._make(row) if row else None
 
 
-def read_live(connection: sqlite3.Connection, queue: str, ident: str, now: Moment) -> Claim | None:
+def read_live(connection: sqlite3.Connection, queue: str, ident: str, now: ClockReading) -> Claim | None:
     claim = read(connection, queue, ident)
     return claim if claim and claim.lives(now) else None
 
 
-def show(connection: sqlite3.Connection, queue: str, claim: Claim, now: Moment) -> HeldClaim:
+def show(connection: sqlite3.Connection, queue: str, claim: Claim, now: ClockReading) -> HeldClaim:
     rows = connection.execute(_MESSAGES, {"queue": queue, "claim": claim.id, "wall": now.wall})
     return held(queue, claim, rows, now)
 
 
-def held(queue: str, claim: Claim, rows: Iterable[Row], now: Moment) -> HeldClaim:
-    """Return the claim with messages of which these are the `COLUMNS`, in the order of the queue."""
+def held(queue: str, claim: Claim, rows: Iterable[Row], now: ClockReading) -> HeldClaim:
+    """Return the claim with messages of which these are the `CLAIM_COLUMNS`, in the order of the queue."""
     messages = tuple(message(queue, row) for row in sorted(rows, key=itemgetter(4, 0)))
     return replace(claim.shown(queue, now, len(messages)), messages=messages)
 
 
 def message(queue: str, row: Row) -> QueueMessage:
-    return read_queue_message(queue, row[8], row, stand_in(row[2]))
+    return read_queue_message(queue, row[8], row, body_or_oversized(row[2]))
 
 
-def page(connection: sqlite3.Connection, queue: str, after: str, limit: int, now: Moment) -> list[HeldClaim]:
+def page(connection: sqlite3.Connection, queue: str, after: str, limit: int, now: ClockReading) -> list[HeldClaim]:
     rows = connection.execute(_CLAIMS, {"after": after, "limit": limit, **now.arguments(queue)})
     return [Claim._make(row).shown(queue, now, count) for *row, count in rows]
 
 
-def count(connection: sqlite3.Connection, queue: str, now: Moment) -> ClaimStats:
+def count(connection: sqlite3.Connection, queue: str, now: ClockReading) -> ClaimStats:
     """Count the messages of a queue. Due and ended ones are counted one by one, up to a cap; the rest is known."""
     row = connection.execute(_COUNTS, (queue,)).fetchone()
     if row is None:
@@ -170,7 +170,7 @@ def count(connection: sqlite3.Connection, queue: str, now: Moment) -> ClaimStats
     )
 
 
-def is_any_ended(connection: sqlite3.Connection, queue: str, now: Moment) -> bool:
+def is_any_ended(connection: sqlite3.Connection, queue: str, now: ClockReading) -> bool:
     return bool(connection.execute(f"SELECT {ANY_ENDED}", now.arguments(queue)).fetchone()[0])
 
 

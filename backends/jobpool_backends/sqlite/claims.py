@@ -25,13 +25,13 @@ from jobpool.broker.claim_store import (
 from jobpool.broker.values import MessageFilter, State
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import batches, claim_rows
-from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
+from jobpool_backends.sqlite.claim_rows import CLAIM_COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.enqueue import post
 from jobpool_backends.sqlite.fetch import READY_OR_DUE, promote
 from jobpool_backends.sqlite.inspect import search_for
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
-from jobpool_backends.sqlite.step import Moment, Step, Sweeper, counted_as
+from jobpool_backends.sqlite.step import ClockReading, Step, Sweeper, counted_as
 
 BURY_LIMIT = 1000  # messages that one call makes dead letters because they were claimed too often
 _FURTHER_MESSAGES = 200  # looked at in each step after the first
@@ -48,7 +48,7 @@ _LEASE = "deadline_wall = :deadline_wall, ends_at = CASE WHEN ends_at IS NOT NUL
 _TAKE = f"""
 UPDATE messages
 SET state = 2, holder = :claim, claim = :claim, deliveries = deliveries + 1, claims = claims + 1, {_LEASE}
-WHERE seq IN (SELECT value FROM json_each(:numbers)) RETURNING {COLUMNS}
+WHERE seq IN (SELECT value FROM json_each(:numbers)) RETURNING {CLAIM_COLUMNS}
 """
 _BURY = f"UPDATE messages SET state = 3, reason = '{CLAIM_LIMIT}', died_at = ?, ends_at = NULL WHERE seq IN {EACH}"
 _KEEP = """
@@ -61,14 +61,14 @@ WHERE queue = :queue AND id = :claim
 """
 _HOLD_LONGER = f"""
 UPDATE messages INDEXED BY messages_claimed SET {_LEASE}
-WHERE queue = :queue AND claim = :claim AND {LIVING} RETURNING {COLUMNS}
+WHERE queue = :queue AND claim = :claim AND {LIVING} RETURNING {CLAIM_COLUMNS}
 """
 _FACTS = "id, seq, state, handler, given, claim, batch"
 _NAMED = f"""
 SELECT {_FACTS} FROM messages INDEXED BY messages_by_id
 WHERE id IN (SELECT value FROM json_each(:ids)) AND queue = :queue AND state <> 3 AND {LIVING}
 """
-_NUMBERED = f"SELECT {_FACTS}, {COLUMNS} FROM messages WHERE seq IN {EACH} ORDER BY priority, seq"
+_NUMBERED = f"SELECT {_FACTS}, {CLAIM_COLUMNS} FROM messages WHERE seq IN {EACH} ORDER BY priority, seq"
 _MARK_EMPTY = """
 UPDATE claims SET empty = 1 WHERE queue = :queue AND id = :claim AND NOT EXISTS (
     SELECT 1 FROM messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim
@@ -232,7 +232,7 @@ class _Free(NamedTuple):
         return WAITING if self.handler else POSTED
 
 
-def _begin(ident: str, ttl: float, grace: int, now: Moment) -> Claim:
+def _begin(ident: str, ttl: float, grace: int, now: ClockReading) -> Claim:
     length = micros(ttl)
     return Claim(ident, length, grace, now.boot, now.boottime + length, now.wall + length)
 
@@ -268,7 +268,7 @@ def _choose(step: Step, queue: str, limit: int, max_claims: int) -> tuple[list[_
     return taken, over
 
 
-def _terms(queue: str, claim: Claim, now: Moment) -> dict[str, Any]:
+def _terms(queue: str, claim: Claim, now: ClockReading) -> dict[str, Any]:
     """Return the claim as the statements want it, and until when the messages in it live at least."""
     life = min(claim.deadline_wall + claim.grace, now.wall + micros(MOST_LIFE))
     return {**claim._asdict(), "claim": claim.id, "queue": queue, "life": life, "wall": now.wall}

@@ -18,12 +18,12 @@ from typing import Any, NoReturn, TypeVar
 
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.errors import mend, take_no_writes, wait
+from jobpool_backends.errors import outage, refusal, write_refusal
 from jobpool_backends.inotify import wake
 from jobpool_backends.shared import contains, micros
 from jobpool_backends.sqlite.connections import FileConnections
 from jobpool_backends.sqlite.schema import is_current, migrate
-from jobpool_backends.sqlite.step import Moment, Step, read_moment
+from jobpool_backends.sqlite.step import ClockReading, Step, read_clock
 from jobpool_backends.sqlite.turns import NoTurn, Turns
 
 PRAGMAS = (
@@ -45,28 +45,30 @@ _LOCKED = (
 )
 _ALLOW = "allow this user to read and write it and its directory, or mount their file system for writing"
 _FORBIDDEN = "database {path} may not be used by this user: allow reading and writing"
-_ODD_TEXT = wait("database {path} holds a text that is not UTF-8: look for a row that was changed by hand")
+_ODD_TEXT = outage("database {path} holds a text that is not UTF-8: look for a row that was changed by hand")
 _MEANINGS = {
-    sqlite3.SQLITE_BUSY: wait(_LOCKED),
-    sqlite3.SQLITE_LOCKED: wait(_LOCKED),
-    sqlite3.SQLITE_FULL: take_no_writes(
+    sqlite3.SQLITE_BUSY: outage(_LOCKED),
+    sqlite3.SQLITE_LOCKED: outage(_LOCKED),
+    sqlite3.SQLITE_FULL: write_refusal(
         "the disk or the quota of database {path} is full: free some space; nothing was changed"
     ),
-    sqlite3.SQLITE_READONLY: wait("database {path} is read-only: " + _ALLOW),
-    sqlite3.SQLITE_PERM: wait(_FORBIDDEN),
-    sqlite3.SQLITE_AUTH: wait(_FORBIDDEN),
-    sqlite3.SQLITE_CANTOPEN: wait("database {path} cannot be opened: " + _ALLOW),
-    sqlite3.SQLITE_NOTADB: wait("{path} is not a SQLite database: name another file"),
-    sqlite3.SQLITE_CORRUPT: wait("database {path} is damaged: restore a copy, or try `sqlite3 {path} .recover`"),
-    sqlite3.SQLITE_IOERR: wait(
+    sqlite3.SQLITE_READONLY: outage("database {path} is read-only: " + _ALLOW),
+    sqlite3.SQLITE_PERM: outage(_FORBIDDEN),
+    sqlite3.SQLITE_AUTH: outage(_FORBIDDEN),
+    sqlite3.SQLITE_CANTOPEN: outage("database {path} cannot be opened: " + _ALLOW),
+    sqlite3.SQLITE_NOTADB: outage("{path} is not a SQLite database: name another file"),
+    sqlite3.SQLITE_CORRUPT: outage("database {path} is damaged: restore a copy, or try `sqlite3 {path} .recover`"),
+    sqlite3.SQLITE_IOERR: outage(
         "the disk of database {path} reports an input/output error: check it and its free space, and whether {path}-wal"
         " or {path}-shm was removed while it was in use"
     ),
-    sqlite3.SQLITE_NOMEM: wait("there is no memory left for database {path}"),
-    sqlite3.SQLITE_ABORT: wait("a transaction of database {path}, which several threads shared, was undone: try again"),
-    sqlite3.SQLITE_PROTOCOL: wait("database {path} is under too many processes at once: try again"),
+    sqlite3.SQLITE_NOMEM: outage("there is no memory left for database {path}"),
+    sqlite3.SQLITE_ABORT: outage(
+        "a transaction of database {path}, which several threads shared, was undone: try again"
+    ),
+    sqlite3.SQLITE_PROTOCOL: outage("database {path} is under too many processes at once: try again"),
 }
-_MISSING = mend("database {path} has lost a table or a part of one: restore it, or name another file")
+_MISSING = refusal("database {path} has lost a table or a part of one: restore it, or name another file")
 
 
 class Database(FileConnections):
@@ -152,8 +154,8 @@ class Database(FileConnections):
         else:
             super().give_back(connection)
 
-    def moment(self) -> Moment:
-        return read_moment(self.clock, self._boot)
+    def moment(self) -> ClockReading:
+        return read_clock(self.clock, self._boot)
 
     def wall(self) -> int:
         return micros(self.clock.wall())

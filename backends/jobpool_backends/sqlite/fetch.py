@@ -14,7 +14,7 @@ from typing import Any
 
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease
-from jobpool_backends.shared import MICRO, micros, stand_in
+from jobpool_backends.shared import MICRO, body_or_oversized, micros
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING, whole
 from jobpool_backends.sqlite.step import Step, Sweeper
@@ -41,7 +41,7 @@ BODY = f"""
 (SELECT CASE WHEN typeof(body) <> 'blob' THEN x'' WHEN length(body) > {MAX_BODY_BYTES} THEN length(body) ELSE body END
  FROM bodies WHERE bodies.seq = messages.seq)
 """
-"""A message's body, for `stand_in`. The length of a blob is known without reading it; text was never ours."""
+"""A message's body, for `body_or_oversized`. The length of a blob is known without reading it; text was never ours."""
 
 _COLUMNS = f"seq, priority, id, {BODY}, {whole('attempts, crashes, deliveries, enqueued_at')}, begun, deadline"
 _TAKE = f"""
@@ -103,7 +103,7 @@ class Fetcher:
             JobLease(
                 ident,
                 queue,
-                body if type(body) is bytes else stand_in(body),
+                body if type(body) is bytes else body_or_oversized(body),
                 seq,
                 owner_token(holder, seq),
                 deadline / MICRO if expires_at is None else expires_at,

@@ -22,7 +22,7 @@ from jobpool_backends.shared import MICRO, DeadCaps, micros
 from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite.enqueue import add
 from jobpool_backends.sqlite.settle import settle_within
-from jobpool_backends.sqlite.step import Step, read_moment
+from jobpool_backends.sqlite.step import Step, read_clock
 
 
 def enqueue(connection: object, path: str, messages: Sequence[NewMessage], clock: Clock) -> Existing:
@@ -87,7 +87,7 @@ def _ours(connection: object, path: str, clock: Clock, boot: int = 0) -> Iterato
                 f"the connection leads to {file or 'memory'}, and the queue is in {path}: open that file"
             )
         _begin(connection)
-        step = Step(connection, read_moment(clock, boot))
+        step = Step(connection, read_clock(clock, boot))
         yield step
         step.finish()
     finally:

@@ -22,7 +22,7 @@ from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import LEASED
 from jobpool_backends.sqlite.settle import Fact, judge, read_facts
-from jobpool_backends.sqlite.step import Moment, Step, Sweeper
+from jobpool_backends.sqlite.step import ClockReading, Step, Sweeper
 
 _IS_DONE = "SELECT 1 FROM done WHERE queue = ? AND key = ? AND until > ?"
 _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
@@ -33,7 +33,7 @@ FROM holds INDEXED BY holds_by_name LEFT JOIN messages ON messages.seq = holds.s
 WHERE holds.queue = ? AND holds.name = ?
 """
 _OCCUPY = "INSERT OR REPLACE INTO holds (seq, name, queue, holder) VALUES (?, ?, ?, ?)"
-_LEAVE = "DELETE FROM holds WHERE seq = ? AND name = ?"
+_RELEASE_PLACES = "DELETE FROM holds WHERE seq = ? AND name = ?"
 
 HOLD_SWEEP_PAGE = 200  # holds that one sweep looks at
 _PAGE = f"""
@@ -197,7 +197,7 @@ class _Grants:
         known = self._live.get((queue, name))
         if known is None:
             rows = self._step.execute(_HELD, (queue, name)).fetchall()
-            self._step.connection.executemany(_LEAVE, [(row[0], name) for row in rows if not row[2]])
+            self._step.connection.executemany(_RELEASE_PLACES, [(row[0], name) for row in rows if not row[2]])
             known = self._live[queue, name] = _live(rows, self._step.now)
         return known
 
@@ -241,7 +241,7 @@ def _is_done(step: Step, queue: str, key: str) -> bool:
     return bool(step.execute(_IS_DONE, (queue, key, step.now.wall)).fetchone())
 
 
-def _live(rows: list[Any], now: Moment) -> dict[int, str]:
+def _live(rows: list[Any], now: ClockReading) -> dict[int, str]:
     """Return the ids of messages whose places count, by their numbers, from rows of `_HELD`."""
     return {row[0]: row[1] for row in rows if row[2] and not now.is_past(*row[3:])}
 
@@ -249,5 +249,5 @@ def _live(rows: list[Any], now: Moment) -> dict[int, str]:
 def _sweep_holds(step: Step, after: tuple[int, str]) -> tuple[int, str]:
     """Remove the holds of a page after `after` whose lease has ended; return where the next sweep begins."""
     rows = step.execute(_PAGE, after).fetchall()
-    step.connection.executemany(_LEAVE, [row[:2] for row in rows if not row[2]])
+    step.connection.executemany(_RELEASE_PLACES, [row[:2] for row in rows if not row[2]])
     return rows[-1][:2] if len(rows) == HOLD_SWEEP_PAGE else (0, "")

@@ -52,7 +52,7 @@ UPDATE messages SET state = ?, available_at = ?, crashes = ?, last_crash = ?, ca
 """
 _DIE = "state = 3, died_at = ?, reason = 'crash-limit', crashes = ?, last_crash = ?, cause = ?"
 _BURY = f"UPDATE messages SET {_DIE}, {NO_LEASE} WHERE seq = ?"
-_LEAVE = f"DELETE FROM holds WHERE seq IN {EACH}"
+_RELEASE_PLACES = f"DELETE FROM holds WHERE seq IN {EACH}"
 _MAX_CRASHES = 2**32  # no pool runs a message with more, which another program has written
 _NEVER_US = 2**61  # longer ago than any lease was taken
 
@@ -75,7 +75,7 @@ class Reaper:
         with self._database.write() as step:
             arguments = step.now.arguments(queue) | visibility | {"candidates": json.dumps(candidates)}
             expired = step.execute(_STILL, arguments).fetchall()
-            step.execute(_LEAVE, (json.dumps([row[0] for row in expired]),))
+            step.execute(_RELEASE_PLACES, (json.dumps([row[0] for row in expired]),))
             reaped = [self._charge(step, queue, policy, row) for row in expired]
             clear(step, queue, REAP_LIMIT - len(reaped))
             step.evict([queue], self._caps)

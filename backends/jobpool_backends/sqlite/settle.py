@@ -29,7 +29,7 @@ from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
 from jobpool_backends.sqlite.results import Results
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
-from jobpool_backends.sqlite.step import Moment, Step, Sweeper
+from jobpool_backends.sqlite.step import ClockReading, Step, Sweeper
 
 _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
 _FACTS = "seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key, batch"
@@ -52,7 +52,7 @@ _PAST = "SELECT last_error, cause, batch FROM messages WHERE seq = ?"
 _SPEND = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?)"
 _KEEP = "INSERT OR REPLACE INTO results VALUES (?, ?, ?)"
 _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
-_LEAVE = "DELETE FROM holds WHERE seq = ?"
+_RELEASE_PLACES = "DELETE FROM holds WHERE seq = ?"
 _UNCOUNT = "DELETE FROM starts WHERE queue = ? AND name = ? AND token = ?"
 
 _LETTERS = {answer: letter for letter, answer in SETTLED.items()}
@@ -109,7 +109,7 @@ def settle_within(
         else:
             changes.add(fact, lease.id, settlement)
         if lease.guards is not None:
-            changes.unguard(fact, lease.guards, lease.owner_token, settlement)
+            changes.release_guards(fact, lease.guards, lease.owner_token, settlement)
         if type(settlement) is Move:
             changes.moved.append((fact.seq, brought[place][0]))
         else:
@@ -142,7 +142,7 @@ def read_facts(step: Step, numbers: Sequence[int]) -> dict[int, Fact | None]:
     return {row[0]: Fact._make(row) for row in step.execute(_READ, (json.dumps(numbers),))}
 
 
-def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
+def judge(fact: Fact | None, lease: JobLease, now: ClockReading) -> Settled:
     """Return whether this lease may settle, by the contract's order of refusals."""
     if fact is None or fact.state != LEASED:
         return Settled.NOT_IN_FLIGHT
@@ -204,9 +204,9 @@ class _Changes(Struct):
         self.step.frees_jobs = True
         return state, self.step.now.wall + later
 
-    def unguard(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
+    def release_guards(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
         """End the grants to this lease; an ack leaves its key done."""
-        self.rows[_LEAVE].append((fact.seq,))
+        self.rows[_RELEASE_PLACES].append((fact.seq,))
         if guards.key is not None and type(settlement) is Ack:
             self.rows[_DONE].append((fact.queue, guards.key, self.step.now.wall + micros(guards.keep)))
         if type(settlement) is Release and not settlement.begun:

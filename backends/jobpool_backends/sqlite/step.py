@@ -58,7 +58,7 @@ _ADD = _adding("waiting", "delayed", "leased", "dead")
 _ADD_POSTS = _adding("posts", "posts_delayed", "posts_claimed", "expired")
 
 
-class Moment(Struct, frozen=True):
+class ClockReading(Struct, frozen=True):
     """One reading in microseconds: `wall` Unix time, `boottime` CLOCK_BOOTTIME of the boot named `boot`."""
 
     wall: int
@@ -108,7 +108,7 @@ class Step(Struct):
     """
 
     connection: sqlite3.Connection
-    now: Moment
+    now: ClockReading
     counts: Counts = field(default_factory=Counts)
     frees_jobs: bool = False
     ends_jobs: int = 0
@@ -213,8 +213,8 @@ class Sweeper:
         return True
 
 
-def read_moment(clock: Clock, boot: int) -> Moment:
-    return Moment(micros(clock.wall()), micros(clock.boot()), boot)
+def read_clock(clock: Clock, boot: int) -> ClockReading:
+    return ClockReading(micros(clock.wall()), micros(clock.boot()), boot)
 
 
 @cache

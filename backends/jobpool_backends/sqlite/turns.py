@@ -55,7 +55,7 @@ class Transaction:
         self._begun = 0.0
         self._has_savepoint = False
         """One stands before the step that runs. Other threads have steps before it."""
-        self._bells: list[threading.Lock] = []
+        self._wake_locks: list[threading.Lock] = []
         self._is_committing = False
         self._error: sqlite3.Error | None = None
 
@@ -63,11 +63,11 @@ class Transaction:
         self._connections.begin(self.connection)
         self._begun = monotonic()
 
-    def begin_next_step(self, bell: threading.Lock) -> bool:
-        """Return whether another thread may add a step, and prepare for that. `bell` is released at the end."""
+    def begin_next_step(self, wake_lock: threading.Lock) -> bool:
+        """Return whether another thread may add a step, and prepare for that. `wake_lock` is released at the end."""
         if not (self.connection.in_transaction and monotonic() < self._begun + YOUNG_S):
             return False
-        self._bells.append(bell)
+        self._wake_locks.append(wake_lock)
         try:
             if self._has_savepoint:
                 self.connection.execute("RELEASE step")
@@ -92,9 +92,9 @@ class Transaction:
             self._commit()
             self._is_given_back = True
             self._connections.give_back(self.connection)
-        for bell in self._bells:
+        for wake_lock in self._wake_locks:
             with suppress(RuntimeError):  # it was released before
-                bell.release()
+                wake_lock.release()
 
     def _commit(self) -> None:
         try:
@@ -109,10 +109,10 @@ class Transaction:
             self._error = self._error or Undone("it had ended before its commit")
             self._roll_back()
 
-    def await_end(self, bell: threading.Lock) -> None:
+    def await_end(self, wake_lock: threading.Lock) -> None:
         """Block until it has ended. Raises `sqlite3.Error`: it was not committed, and nothing of it is there."""
-        if bell in self._bells:
-            bell.acquire()
+        if wake_lock in self._wake_locks:
+            wake_lock.acquire()
         if self._error is not None:
             raise self._error
 
@@ -129,8 +129,8 @@ class _Turn:
     """One thread's turn, which it has or waits for."""
 
     def __init__(self) -> None:
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.wake_lock = threading.Lock()
+        self.wake_lock.acquire()
         """Locked, but for the moment in which the turn comes, and once what it has handed on has ended."""
         self.transaction: Transaction | None = None
         """The one that it was handed, or the one that it began."""
@@ -169,7 +169,7 @@ class Turns:
             finally:
                 self._leave(turn)  # again, in case that was interrupted
                 turn.failure = None  # its traceback leads back to the turn, and to the connection
-        turn.transaction.await_end(turn.bell)
+        turn.transaction.await_end(turn.wake_lock)
 
     def _await(self, turn: _Turn, timeout: float) -> None:
         with self._lock:
@@ -177,7 +177,7 @@ class Turns:
                 self._owner = turn
                 return
             self._waiting.append(turn)
-        if not turn.bell.acquire(timeout=timeout):
+        if not turn.wake_lock.acquire(timeout=timeout):
             raise NoTurn
 
     def _leave(self, turn: _Turn) -> None:
@@ -195,7 +195,7 @@ class Turns:
             if turn.failure:
                 transaction.undo_step(turn.failure)
                 turn.failure = None  # so that it is not undone again, after the end
-            if self._waiting and transaction.begin_next_step(turn.bell) and self._pass_on(transaction):
+            if self._waiting and transaction.begin_next_step(turn.wake_lock) and self._pass_on(transaction):
                 return
             transaction.end()
         self._pass_on(None)
@@ -204,11 +204,11 @@ class Turns:
         """Give the turn to the thread that has waited for longest, if one does. If none does, a transaction stays."""
         with self._lock:
             if self._waiting:
-                heir = self._waiting[0]
-                heir.transaction = transaction
-                self._owner = heir
+                successor = self._waiting[0]
+                successor.transaction = transaction
+                self._owner = successor
                 del self._waiting[0]
-                heir.bell.release()
+                successor.wake_lock.release()
                 return True
             if transaction is None:
                 self._owner = None

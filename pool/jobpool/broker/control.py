@@ -39,7 +39,7 @@ PAUSE, DRAIN, CANCEL = "pause:", "drain:", "cancel:"
 MARKED_S = 86400.0  # seconds for which a mark is kept that nobody removes
 CANCEL_WAIT_S = 10.0  # seconds for which a cancel waits for the pools' answers, unless something else is said
 KNOWN_AFTER_S = 1.0  # seconds after which all pools have read what is asked
-LOOK_EVERY_S = 0.05  # seconds between two looks meanwhile
+CANCEL_LOOK_S = 0.05  # seconds between two looks meanwhile
 SAME_TIME_S = 0.001  # two times of an enqueue that differ by less are the same
 POOLS = "jobpool.pools"  # the space of the pools' own records, by their ids
 TELL_EVERY_S = 10.0  # seconds between two writes of a pool's record
@@ -77,7 +77,7 @@ class Cancel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CancelMark:
     """A request to cancel one message."""
 
     enqueued_at: float = 0.0  # Unix time, which tells it from a later message with its id; 0 = of any
@@ -90,12 +90,12 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PoolRequests:
     """All that people ask of pools now."""
 
     paused: dict[str, Pause] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)  # ids of pools
-    cancels: dict[str, Mark] = field(default_factory=dict)  # by the ids of messages
+    cancels: dict[str, CancelMark] = field(default_factory=dict)  # by the ids of messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +141,16 @@ def _lift(backend: QueueBackend, key: str) -> bool:
     return was_asked
 
 
-def read(backend: QueueBackend) -> Asked:
+def read(backend: QueueBackend) -> PoolRequests:
     """Return all that is asked of pools now. One round trip for each thousand of records."""
-    asked = Asked()
+    asked = PoolRequests()
     for key, value in all_records(backend.control_keys, ASKED):
         kind, colon, name = key.partition(":")
         if kind + colon == PAUSE:
             asked.paused[name] = read_record(value, Pause) or Pause(name)
         elif kind + colon == DRAIN:
             asked.drained.add(name)
-        elif kind + colon == CANCEL and (mark := read_record(value, Mark)):
+        elif kind + colon == CANCEL and (mark := read_record(value, CancelMark)):
             asked.cancels[name] = mark
     return asked
 
@@ -208,7 +208,7 @@ def _cancel_jobs(backend: QueueBackend, idents: Iterable[str], purge: bool, wait
                 del left[ident]
         if not left or time.monotonic() >= give_up:
             break
-        time.sleep(max(LOOK_EVERY_S, time.monotonic() - begun))
+        time.sleep(max(CANCEL_LOOK_S, time.monotonic() - begun))
     unmark(backend, [ident for ident in cancels.marked if ident in answers])
     return answers | dict.fromkeys(left, Cancel.ASKED)
 
@@ -252,7 +252,7 @@ class _Cancels:
 
     def __init__(self, backend: QueueBackend, purge: bool) -> None:
         self._backend, self._purge = backend, purge
-        self.marked: dict[str, Mark] = {}
+        self.marked: dict[str, CancelMark] = {}
 
     def step(self, ident: str) -> Cancel | None:
         """Do what can be done for it now; return the answer, or None: look again."""
@@ -261,7 +261,7 @@ class _Cancels:
         # It may be there unseen; or it is seen, and cannot be changed, and may be leased by another client.
         if (message is None and not can.finds_all) or (message and message.state in LIVE and not can.keeps_records):
             if ident not in self.marked:
-                self._mark(ident, Mark(enqueued_by=round(backend.time.now(), 6)))  # as times of enqueues are rounded
+                self._mark(ident, CancelMark(enqueued_by=round(backend.time.now(), 6)))  # rounded as enqueue times are
             return None
         if message is None:
             return Cancel.ENDED if ident in self.marked or backend.kept([ident]) else Cancel.UNKNOWN
@@ -272,11 +272,11 @@ class _Cancels:
         if message.state is not State.LEASED:
             where = MessageFilter(ids=(ident,), states=UNHELD)
             return Cancel.CANCELLED if backend.bulk(where, _verb(self._purge), limit=1) else None
-        if self.marked.get(ident) != (mark := Mark(message.enqueued_at)):  # a job that has moved is enqueued anew
+        if self.marked.get(ident) != (mark := CancelMark(message.enqueued_at)):  # a job that has moved is enqueued anew
             self._mark(ident, mark)
         return None
 
-    def _mark(self, ident: str, mark: Mark) -> None:
+    def _mark(self, ident: str, mark: CancelMark) -> None:
         self._backend.control_keys.put_records(ASKED, {CANCEL + ident: json.encode(mark)}, MARKED_S)
         self.marked[ident] = mark
 
@@ -307,7 +307,7 @@ def unmark_dead(backend: QueueBackend, where: MessageFilter) -> None:
         time.sleep(KNOWN_AFTER_S)
 
 
-def tell(backend: QueueBackend, pool: PoolRecord) -> None:
+def publish_pool(backend: QueueBackend, pool: PoolRecord) -> None:
     """Write the record of a pool, in place of the one before."""
     told = replace(pool, seen=backend.control_time())
     backend.control_keys.put_records(POOLS, {pool.id: json.encode(told)}, KEPT_S)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
 
 GIVE_UP_S = 10.0  # seconds for which a job is looked at again that is not as it was seen
-LOOK_EVERY_S = 0.05
+EDIT_LOOK_S = 0.05
 PAGE_MESSAGES = 250
 SAME_TIME_S = 1e-6  # two times of one message that differ by less are the same
 
@@ -69,7 +69,7 @@ def _edit_one(backend: QueueBackend, changes: Changes, ident: str) -> Edited:
         [answer] = _edit_page(backend, changes, [message])
         if answer is not Edited.CHANGED or time.monotonic() >= give_up:
             return answer
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(EDIT_LOOK_S)
 
 
 def _edit_page(backend: QueueBackend, changes: Changes, messages: Sequence[Message]) -> list[Edited]:

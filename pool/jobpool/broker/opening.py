@@ -50,7 +50,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BEHIND = {"sqlite": "/FILE", "memory": "", "sync": ""} | dict.fromkeys(("redis", "postgresql", "beanstalk"), "HOST")
 """Scheme → what follows it at least."""
 _AZURE = re.compile(r"\s*Endpoint\s*=", re.IGNORECASE)
-_WORDS = re.compile(r"[A-Za-z0-9_./\\ -]*([:=]|$)")
+_BEFORE_COLON = re.compile(r"[A-Za-z0-9_./\\ -]*([:=]|$)")
 _HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,60}")
 _STATE = re.compile(r"(?:(?<=\?)|[&;])state=([^&;]*)")  # also a part of an Azure connection string
@@ -193,7 +193,7 @@ def redact(url: str) -> str:
     if _SCHEME.match(url):
         scheme, found, rest = url.partition("://")
         return scheme + found + _redact_rest(rest, lone_user="***" if scheme.lower().startswith("redis") else None)
-    start = _WORDS.match(url)  # of a path, of `user:password@host`, of libpq's `host=… password=…`
+    start = _BEFORE_COLON.match(url)  # of a path, of `user:password@host`, of libpq's `host=… password=…`
     if start is None:
         return "***"
     return f"{start[0]}***" if start[1] else url

@@ -22,7 +22,7 @@ from msgspec import structs
 from jobpool.broker.filters import matching
 from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
 from jobpool.cli import messages
-from jobpool.cli.messages import meet_queues, queue_term, read_filter, terms_argument
+from jobpool.cli.messages import declare_queues, queue_term, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
 from jobpool.cli.output import answered, note, plural, say
 from jobpool.cli.session import INTERRUPTED, Session
@@ -113,7 +113,7 @@ def _dead(where: MessageFilter) -> MessageFilter:
     return structs.replace(where, states=(State.DEAD,))
 
 
-def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
+def _purges_whole_queues(backend: QueueBackend, where: MessageFilter) -> bool:
     """Return True if the broker can purge these messages by whole queues only.
 
     Raises `Unsupported` if `where` picks out some of the messages that are not dead.
@@ -132,13 +132,13 @@ def _carry_out(
     session: Session, where: MessageFilter, verb: Verb, asked: dict[str, Any], make: Callable[..., Sweep]
 ) -> None:
     with session.broker() as backend:
-        queues = meet_queues(session, backend, where.queue)
+        queues = declare_queues(session, backend, where.queue)
         if where.queue is None and not where.ids and (foreign := backend.foreign_queues()):
             raise Unsupported(
                 f"nothing was changed: jobs in {', '.join(foreign)} are other programs' by their look. Name the queue"
                 " that you mean (-Q); `jobpool doctor` says how to keep them apart"
             )
-        if _goes_whole(backend, where):
+        if _purges_whole_queues(backend, where):
             queues = [where.queue] if where.queue else queues or backend.queues()
             confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
         else:

@@ -16,7 +16,7 @@ from jobpool.broker import control, editing
 from jobpool.broker.values import LIVE, UNHELD, MessageFilter, State
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
-from jobpool.cli.messages import meet_queues, moment
+from jobpool.cli.messages import declare_queues, moment
 from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answered, asks_json, columns, note, plural, say
 from jobpool.cli.session import Session
@@ -171,7 +171,7 @@ def cancel(session: Session, wait: float, **asked: Any) -> int:
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
-        meet_queues(session, backend, where.queue, needed=False)
+        declare_queues(session, backend, where.queue, needed=False)
         live = structs.replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)

@@ -116,14 +116,14 @@ class Verbs(click.Group):
             found.short_help = found.short_help or means
             return found
         if cmd_name not in self.commands:
-            self._look()
+            self._load_others()
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
-        self._look()
+        self._load_others()
         return sorted({*self._places, *self.commands})
 
-    def _look(self) -> None:
+    def _load_others(self) -> None:
         group, self._others = self._others, ""
         if group:
             from importlib.metadata import entry_points
@@ -169,7 +169,7 @@ class Root(Verbs):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """List the verbs without an import of all their modules."""
-        self._look()
+        self._load_others()
         means = {name: place.partition(" ")[2] for name, place in self._places.items()}
         others = self.commands.items()
         means |= {name: command.get_short_help_str(100) for name, command in others if not command.hidden}

@@ -42,7 +42,7 @@ PAUSED = columns("PAUSED~")  # the same
 
 MORE = "there are more than {}; --limit 0 lists all"
 
-COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, FAILED>, CRASH>, AGE>, WHY~")
+LIVE_COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, FAILED>, CRASH>, AGE>, WHY~")
 DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, FAILED>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
@@ -84,7 +84,7 @@ def inspect(session: Session, ident: str, queue: str | None) -> None:
     ident = bare_id(ident)
     with session.broker() as backend:
         if queue is None:
-            meet_queues(session, backend)
+            declare_queues(session, backend)
             message = backend.inspect(ident)
         else:
             states = () if backend.capabilities.lists_live else (State.DEAD,)
@@ -111,13 +111,13 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
 def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
     with session.broker() as backend:
-        meet_queues(session, backend, where.queue, shows=True)
+        declare_queues(session, backend, where.queue, shows=True)
         where = listable(backend, id_meant(backend, where))
         found = matching(backend, where, limit + 1 if limit else 0)
         shown = islice(found, limit or None)
         if not (first := [*islice(shown, 1)]):
             note(none_matches(backend, where))
-        titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
+        titles, cells = (DEAD_COLUMNS, dead_row) if dead else (LIVE_COLUMNS, row)
         answer(chain(first, shown), as_values, titles, partial(cells, backend.time))
         if next(found, None):
             note(MORE.format(limit))
@@ -132,7 +132,7 @@ def unknown_reason(where: MessageFilter) -> str:
 
 
 def id_meant(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
-    """Return the filter with its text as an id, if a message has exactly that one. After `meet_queues`."""
+    """Return the filter with its text as an id, if a message has exactly that one. After `declare_queues`."""
     text = where.text
     if text is None or where.ids:
         return where
@@ -162,7 +162,7 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
 
 
 def row(time: BrokerTime, message: Message) -> list[str]:
-    """Return a message as the cells of `COLUMNS`."""
+    """Return a message as the cells of `LIVE_COLUMNS`."""
     return [
         *(message.id, message.state.value, message.queue, _handler(message), str(message.priority)),
         *(str(message.attempts), str(message.crashes), age(time, message), _why(time, message)),
@@ -253,7 +253,7 @@ def _describe(message: Message, values: dict[str, Any]) -> None:
         earlier = message.reason and message.reason not in KILLED
         del long["cause"]
         title = "cause of an earlier attempt's end" if earlier else "cause"
-        long[title if death.how else "output of the last failed attempt"] = death.told()
+        long[title if death.how else "output of the last failed attempt"] = death.details()
     for key, value in long.items():
         if value not in (None, {}, ""):
             text = value if isinstance(value, str) and key not in ("payload", "message") else json_text(value, indent=2)
@@ -325,7 +325,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> Non
 def _named(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
     parts = [part.strip() for name in names for part in name.split(",")]
     named = [check_queue(part) for part in dict.fromkeys(parts)]
-    return named or meet_queues(session, backend, shows=True) or backend.queues()
+    return named or declare_queues(session, backend, shows=True) or backend.queues()
 
 
 def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
@@ -349,7 +349,7 @@ def moment(unix: Any, timespec: str = "seconds") -> str | None:
         return None
 
 
-def meet_queues(
+def declare_queues(
     session: Session, backend: QueueBackend, queue: str | None = None, *, needed: bool = True, shows: bool = False
 ) -> list[str]:
     """Tell a broker that cannot list its queues of the settings', for a verb that names none; return these.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.config_file import ConfigFile
     from jobpool.ipc.fork_client import ForkServerClient
-    from jobpool.master.serving import Neighbours
+    from jobpool.master.serving import OtherPools
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
 
@@ -238,8 +238,8 @@ def _run(
     begun: ForkServerClient | None,
 ) -> int:
     """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
-    from jobpool.master.run import Neighbourhood, run_pool
-    from jobpool.master.serving import Neighbours
+    from jobpool.master.run import MachinePools, run_pool
+    from jobpool.master.serving import OtherPools
     from jobpool.ops.runtime_dir import rewrite, serving
 
     if note is None:
@@ -247,18 +247,18 @@ def _run(
     place = Path(note.board).parent
     queues = list(pool.queue_names)  # or those of the app, once it is loaded
 
-    def tell(served: Sequence[str]) -> None:
+    def announce(served: Sequence[str]) -> None:
         queues[:] = served
         with contextlib.suppress(OSError):  # the note was removed: this pool is not seen any more
             rewrite(place, replace(note, queues=tuple(served)))
 
-    def look() -> Neighbours:
+    def read() -> OtherPools:
         others = [one for one in serving(place, note.backend) if one.pid != note.pid]
         served = frozenset(queue for one in others for queue in one.queues)
-        return Neighbours(served, any(one.scheduler for one in others))
+        return OtherPools(served, any(one.scheduler for one in others))
 
     with _progress(pool, note, lines, queues):
-        return run_pool(pool, wrap=wrap, last=True, neighbourhood=Neighbourhood(tell, look), begun=begun)
+        return run_pool(pool, wrap=wrap, last=True, machine_pools=MachinePools(announce, read), begun=begun)
 
 
 def _progress(

@@ -22,7 +22,7 @@ from jobpool.ops.runtime_dir import PoolFile
 from jobpool.ops.top import PoolSample
 from jobpool.telemetry.metrics.pages import live, ready
 
-LOOK_EVERY_S = 0.5  # seconds; at least four looks for each period of the watchdog
+WATCHDOG_LOOK_S = 0.5  # seconds; at least four looks for each period of the watchdog
 COUNTS_EVERY_S = 10.0  # seconds between two lines of status that differ by their counts alone
 MICROSECONDS = 1_000_000
 
@@ -64,7 +64,7 @@ def notifying(manager: Manager, note: PoolFile) -> Iterator[None]:
         if sample.header is not None and (lines := report.next(sample.header, time.monotonic())):
             manager.send(lines)
 
-    with progress(note, tell, min(LOOK_EVERY_S, manager.watchdog / 4 or LOOK_EVERY_S)):
+    with progress(note, tell, min(WATCHDOG_LOOK_S, manager.watchdog / 4 or WATCHDOG_LOOK_S)):
         yield
     manager.send(["STOPPING=1"])
 

@@ -15,7 +15,7 @@ import msgspec
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import Column, answer_json, answered, asks_json, note, say, table
 from jobpool.cli.session import Session
-from jobpool.cli.top_lines import COLUMNS, cells, headline, queues_line
+from jobpool.cli.top_lines import SLOT_COLUMNS, cells, headline, queues_line
 from jobpool.message.printable import one_line
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _print(samples: list[PoolSample], nobody: str) -> int:
         queues = f"\n{queues_line(sample.queues)}" if sample.queues else ""
         say(("\n" if number else "") + headline(sample) + queues)
         if sample.rows:
-            table([Column(column.title, column.right) for column in COLUMNS], [cells(row) for row in sample.rows])
+            table([Column(column.title, column.right) for column in SLOT_COLUMNS], [cells(row) for row in sample.rows])
     if not samples:
         note(nobody)
     return 0 if samples else FAILED

@@ -14,7 +14,7 @@ from jobpool.message.units import format_duration, format_size
 if TYPE_CHECKING:
     from jobpool.ops.top import PoolSample, QueueRow, SlotRow
 
-COLUMNS = columns(
+SLOT_COLUMNS = columns(
     "SLOT>, PID>, STATE, HANDLER~, NAME~, ID, QUEUE~, TRY>, AGE>, LEFT>,"
     "MEM>, CPU%>, DONE>, FAILED>, RESTARTS>, PROGRESS~"
 )
@@ -48,7 +48,7 @@ def headline(sample: PoolSample) -> str:
 
 
 def cells(row: SlotRow) -> list[str]:
-    """Return one slot as the cells of `COLUMNS`, safe for a terminal."""
+    """Return one slot as the cells of `SLOT_COLUMNS`, safe for a terminal."""
     shown = [
         *(str(row.slot), str(row.pid or "-"), row.state + ("?" if row.torn else "")),
         *(row.handler, row.name, row.job, row.queue),
@@ -118,7 +118,7 @@ def _queue(row: QueueRow) -> str:
 def _table(rows: tuple[SlotRow, ...], width: int, chosen: int | None) -> list[str]:
     filled = [cells(row) for row in rows]
     kept = fitting(width, filled)
-    shown = [COLUMNS[index] for index in kept]
+    shown = [SLOT_COLUMNS[index] for index in kept]
     head, *lines = aligned(shown, [[row[index] for index in kept] for row in filled], width, gap=1)
     for row, line in zip(rows, lines, strict=True):
         if row.slot == chosen:
@@ -136,7 +136,7 @@ def fitting(width: int, rows: Sequence[Sequence[str]]) -> list[int]:
 
     The column NAME is left out where no job has a name of its own.
     """
-    at = {column.title: index for index, column in enumerate(COLUMNS)}
+    at = {column.title: index for index, column in enumerate(SLOT_COLUMNS)}
     need = list(COLUMN_CHARS)
     need[at["ID"]] = max((len(row[at["ID"]]) for row in rows), default=0)
     kept = [index for index in at.values() if index != at["NAME"] or any(row[index] for row in rows)]

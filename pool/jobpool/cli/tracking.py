@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.broker import tracking
-from jobpool.cli.messages import meet_queues, unseen
+from jobpool.cli.messages import declare_queues, unseen
 from jobpool.cli.options import Command, as_json, bare_id, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note
 from jobpool.cli.session import Session
@@ -24,7 +24,7 @@ UNKNOWN, FAILED, NO_RESULT, PENDING = 1, 1, 3, 4  # exit codes
 WATCH_S = 1.0  # seconds between two looks at progress
 COUNTS = ("total", "succeeded", "failed", "cancelled")  # of a batch, in JSON
 
-COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
+STATUS_COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
 
 
 @click.command("status", cls=Command)
@@ -41,10 +41,10 @@ def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
     """
     idents = tuple(map(bare_id, idents))
     with session.broker() as backend:
-        meet_queues(session, backend, needed=False)
+        declare_queues(session, backend, needed=False)
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
-        show = partial(answer, values=partial(_values, backend), columns=COLUMNS, row=partial(_row, backend))
+        show = partial(answer, values=partial(_values, backend), columns=STATUS_COLUMNS, row=partial(_row, backend))
         show(found)
         while watch and not all(one.has_ended for one in found):
             before, found = found, backend.wait(idents, WATCH_S)
@@ -86,7 +86,7 @@ def result(session: Session, ident: str, timeout: float) -> int:
     tell. 4 means that the job has not ended in this time.
     """
     with session.broker() as backend:
-        meet_queues(session, backend, needed=False)
+        declare_queues(session, backend, needed=False)
         try:
             answer_json(backend.result(bare_id(ident), timeout))
         except (NoResult, Unsupported) as error:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-LOOK_EVERY_S = 0.5
+STATUS_LOOK_S = 0.5
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})  # besides hidden folders
 MAX_NAMED = 5  # files in a line of the log
 DJANGO_APP = "jobpool.contrib.django.app"
@@ -47,12 +47,12 @@ def folder_of(app: str, sys_path: Sequence[str]) -> Path | None:
 def _watch(folders: set[Path]) -> None:
     known = look(folders)
     while True:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(STATUS_LOOK_S)
         if (now := look(folders)) == known:
             continue
         while (later := look(folders)) != now:  # several files are being saved
             now = later
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(STATUS_LOOK_S)
         changed = sorted({path for path, _ in now.items() ^ known.items()})
         log.info("code has changed", extra={"fields": {"files": changed[:MAX_NAMED]}})
         known = now

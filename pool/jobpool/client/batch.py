@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
-from jobpool.broker.control import CANCEL_WAIT_S, LOOK_EVERY_S, Cancel
+from jobpool.broker.control import CANCEL_LOOK_S, CANCEL_WAIT_S, Cancel
 from jobpool.errors import InvalidJob, JobpoolError, UnknownJob
 from jobpool.message.batches import NOT_OPEN, BatchCall, BatchStatus
 from jobpool.message.builder import JobBuilder, check_distinct, definition_of
@@ -105,7 +105,7 @@ class Batch:
             self._jobs._target.call_batch(BatchCall("cancel", self.id))
             if self.status().has_ended or time.monotonic() >= give_up:
                 return
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(CANCEL_LOOK_S)
 
     def __repr__(self) -> str:
         return f"<Batch {self.id}>"

@@ -160,7 +160,7 @@ class QueueWorker:
         """Get the lease what it needs before its handler may run, or its outcome."""
         lease = inspected.lease
         for _, guards in self._acquirer.asks(lease.queue, [inspected]):
-            [begun] = self._patiently(lease, partial(self._acquirer.begin, [(lease, guards)]))
+            [begun] = self._retry_while_leased(lease, partial(self._acquirer.begin, [(lease, guards)]))
             if not self._acquirer.conclude(inspected, guards, begun):
                 # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
                 inspected.outcome = Contended(self._acquirer.delay(lease, begun.after))
@@ -242,9 +242,9 @@ class QueueWorker:
         return settlement if job is None else replace(settlement, follow_ups=(job,))
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
-        return self._patiently(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
+        return self._retry_while_leased(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
 
-    def _patiently(self, lease: JobLease, call: Callable[[], Answer]) -> Answer:
+    def _retry_while_leased(self, lease: JobLease, call: Callable[[], Answer]) -> Answer:
         """Make a call that may be repeated, as a settlement under one id, until it is answered or the lease ends."""
         pause, give_up = 0.1, time.monotonic() + lease.expires_at - self._clock.boot()
         while True:

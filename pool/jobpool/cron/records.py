@@ -107,7 +107,7 @@ class State:
     """The newest instant that this scheduler dealt with, and whether a dependent may run after it."""
 
 
-class Memory:
+class ScheduleStates:
     """The states of all schedules. Without `keys`, shared with other schedulers, nothing outlives this process."""
 
     def __init__(self, plan: Iterable[Planned], keys: KeyStore | None) -> None:
@@ -148,7 +148,7 @@ class Memory:
                 self.note_seen(self.planned[name], record.seen)
         self._look_at_lost(known, jobs)
         self._has_read, self._is_silent = True, False
-        self.tell({})
+        self.publish({})
 
     def note_lost(self, planned: Planned, at: datetime) -> None:
         """Note that another scheduler was first at this instant: its record is looked at with the next turn."""
@@ -212,7 +212,7 @@ class Memory:
         rates = [Rate(name, 1, seconds) for name in names]
         return [after == 0.0 for after in self._keys.take_many(SPACE, rates, token)]
 
-    def tell(self, records: Mapping[str, Record]) -> None:
+    def publish(self, records: Mapping[str, Record]) -> None:
         """Leave records for others, but where one has seen more. Three round trips at most.
 
         Where that fails, they are told with the next turn, and until then others try what is done already. Between the

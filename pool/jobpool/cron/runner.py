@@ -20,9 +20,9 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
 from jobpool.cron.firing import GRACE, Firing, FiringStatus
-from jobpool.cron.records import AHEAD, SILENT, SILENT_MEND, Memory, Owner, load, silent_until
+from jobpool.cron.records import AHEAD, SILENT, SILENT_MEND, Owner, ScheduleStates, load, silent_until
 from jobpool.cron.scheduler import Planned, Scheduler, plan
-from jobpool.cron.tick import Means, Tick, for_instant, taken
+from jobpool.cron.tick import FiringContext, Tick, for_instant, taken
 from jobpool.errors import ConfigurationError, JobpoolError, check_seconds
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, rfc3339
@@ -51,7 +51,7 @@ class CronTime:
         return _EPOCH + timedelta(microseconds=round(self.broker.now() * 1e6))
 
     @property
-    def patience(self) -> float:
+    def check_interval(self) -> float:
         """Seconds after which a sleeper has to look at the time again, whatever it waits for."""
         return ASK_EVERY if self.broker.of_broker else LOOK_EVERY
 
@@ -96,10 +96,10 @@ class CronRunner:
         default_timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.planned = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
-        self._memory = Memory(self.planned, None if _is_alone(backend, only) else backend.keys)
-        self._means = Means(
+        self._states = ScheduleStates(self.planned, None if _is_alone(backend, only) else backend.keys)
+        self._context = FiringContext(
             backend,
-            self._memory,
+            self._states,
             DEFAULT if registry is None else registry,
             check_seconds(default_timeout, "default_timeout"),
             Owner(socket.gethostname(), os.getpid(), name),
@@ -114,7 +114,7 @@ class CronRunner:
 
     def serves(self, planned: Planned) -> bool:
         """Return whether this runner fires it: it is enabled, and meant for this environment."""
-        return self._means.serves(planned)
+        return self._context.serves(planned)
 
     def due_definitions(self, now: datetime | None = None) -> list[JobDefinition]:
         """Return the jobs that this runner serves, of which an instant lies in the minute of `now` and not after it.
@@ -126,7 +126,7 @@ class CronRunner:
 
     def next_due(self, after: datetime | None = None) -> datetime | None:
         """Return when something is due next, as far as `run` has seen; later than `after`, if given. None: never."""
-        times = [self._memory[one].next for one in self.planned if self.serves(one)]
+        times = [self._states[one].next for one in self.planned if self.serves(one)]
         return min((time for time in times if time is not None and (after is None or time > after)), default=None)
 
     def run(self, now: datetime | None = None, *, stopped: Callable[[], bool] = lambda: False) -> list[Firing]:
@@ -150,8 +150,8 @@ class CronRunner:
         keys. A firing that is inline, has dependencies, or makes up for several instants has its own.
         """
         fixed = None if now is None else _aware(now)
-        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
-        self._memory.read(tick.now)
+        tick = Tick(self._context, self.time.now if fixed is None else lambda: fixed, stopped)
+        self._states.read(tick.now)
         self._note_ahead(tick.now)
         tick.run(self.planned)
         self.silence = next(iter(tick.silent.values()), "")
@@ -170,7 +170,7 @@ class CronRunner:
         for planned in self.planned:
             at = planned.schedule.previous(now)
             if at is not None and planned.schedule.is_due(now):
-                firing = _try(planned, self._means, at, bad)
+                firing = _try(planned, self._context, at, bad)
                 firings.append(firing)
                 if planned.is_inline and self.serves(planned) and firing.status is not FiringStatus.FIRED:
                     bad.add(planned.name)
@@ -178,7 +178,7 @@ class CronRunner:
 
     def _note_ahead(self, now: datetime) -> None:
         """Say once which schedules are silent for long, because a clock was ahead and has been put back."""
-        seen = {one.name: seen for one in self.planned if self.serves(one) and (seen := self._memory[one].seen)}
+        seen = {one.name: seen for one in self.planned if self.serves(one) and (seen := self._states[one].seen)}
         ahead = {name: until for name, until in seen.items() if until > now + AHEAD}
         if new := ahead.keys() - self._told_ahead:
             names = sorted(new)
@@ -189,16 +189,16 @@ class CronRunner:
         self._told_ahead = set(ahead)
 
 
-def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
+def _try(planned: Planned, context: FiringContext, at: datetime, bad: set[str]) -> Firing:
     """Fire it in truth; skip it when one of `bad`, the jobs that have failed, is what it depends on."""
     failed = [f"{name} failed" for name in planned.definition.depends_on if name in bad]
-    if why := planned.why_not(means.environment) or next(iter(failed), None):
+    if why := planned.why_not(context.environment) or next(iter(failed), None):
         return Firing(planned.name, at, FiringStatus.SKIPPED, why=why)
     try:
         definition = for_instant(planned.entry.definition(), at).with_identifier(secrets.token_hex(8))
         if planned.is_inline:
-            return means.run_inline(planned.name, definition, at, 0.0)
-        ident = means.backend.enqueue(definition)
+            return context.run_inline(planned.name, definition, at, 0.0)
+        ident = context.backend.enqueue(definition)
         if definition.unique and ident != definition.identifier:
             return Firing(planned.name, at, FiringStatus.SKIPPED, why=taken(definition, ident))
         return Firing(planned.name, at, FiringStatus.FIRED, id=ident)

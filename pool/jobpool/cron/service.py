@@ -177,7 +177,7 @@ class CronLoop:
 
     def _until_due(self) -> float:
         """Return seconds until the next instant that is not yet there; one that is undecided has its own pause."""
-        patience, now = self._runner.time.patience, self._runner.time.now()
+        patience, now = self._runner.time.check_interval, self._runner.time.now()
         patience = max(patience, RETRY_LONGEST) if self._retries else patience  # to look is to try again
         due = self._runner.next_due(now if self._retries else None)
         return patience if due is None else min(max((due - now).total_seconds(), SHORTEST_SLEEP), patience)

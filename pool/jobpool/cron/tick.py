@@ -17,7 +17,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
 from jobpool.client.worker import JobFailedError, run_inline
 from jobpool.cron.firing import MOMENT, Due, Firing, FiringStatus, decide, firing_key
-from jobpool.cron.records import BEHIND, Memory, Owner, Record
+from jobpool.cron.records import BEHIND, Owner, Record, ScheduleStates
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import OUTAGES, BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
@@ -40,8 +40,8 @@ ENQUEUED_AT_ONCE = 1000
 log = logging.getLogger("jobpool.cron")
 
 
-class Means(Struct, frozen=True):
-    """The means of a turn.
+class FiringContext(Struct, frozen=True):
+    """The context of a turn.
 
     `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
     lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
@@ -50,7 +50,7 @@ class Means(Struct, frozen=True):
     """
 
     backend: QueueBackend
-    memory: Memory
+    states: ScheduleStates
     registry: HandlerRegistry
     default_timeout: float
     owner: Owner
@@ -122,9 +122,9 @@ class Tick:
     `stopped` tells if no more is to be fired.
     """
 
-    def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
-        self._means = means
-        self._memory = means.memory
+    def __init__(self, context: FiringContext, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
+        self._context = context
+        self._states = context.states
         self._clock = clock
         self._stopped = stopped
         self._undecided: set[str] = set()
@@ -141,27 +141,27 @@ class Tick:
     def run(self, plan: Iterable[Planned]) -> None:
         """Do what the schedules ask for, in order, and note where those begin that nobody has met before."""
         try:
-            self._means.enqueue_late()
+            self._context.enqueue_late()
         except OUTAGES as error:
             self.silent[None] = str(error)  # so that no inline job runs before them
         for planned in plan:
             self._attend(planned)
         self._flush()
-        self._memory.tell(self._new)
+        self._states.publish(self._new)
 
     def _attend(self, planned: Planned) -> None:
-        state = self._memory[planned]
+        state = self._states[planned]
         if state.seen is None:
-            self._memory.note_seen(planned, self._beginning)
-            if self._means.serves(planned):
+            self._states.note_seen(planned, self._beginning)
+            if self._context.serves(planned):
                 self._new[planned.name] = Record(self._beginning, next=state.next)
         if not (self._is_due(planned) and self._is_fresh()):
             return
         if not self._is_due(planned) or self._stopped():  # others may have fired it meanwhile
             return
-        due = decide(planned.schedule, planned.misfire, last=state.seen, now=self.now, grace=self._means.grace)
-        if not self._means.serves(planned):
-            self._memory.note_seen(planned, due.last)
+        due = decide(planned.schedule, planned.misfire, last=state.seen, now=self.now, grace=self._context.grace)
+        if not self._context.serves(planned):
+            self._states.note_seen(planned, due.last)
         elif (waits := self._may_wait(planned, due)) is not None:
             self._batch.append(waits)
             self._batched += len(due.fire)
@@ -172,7 +172,7 @@ class Tick:
             self._fire_due(planned, due)
 
     def _is_due(self, planned: Planned) -> bool:
-        due = self._memory[planned].next
+        due = self._states[planned].next
         return due is not None and due <= self.now
 
     def _is_fresh(self) -> bool:
@@ -185,7 +185,7 @@ class Tick:
         now = self._clock()
         if (now - self._read_at).total_seconds() > BEHIND:
             try:
-                self._memory.read(now)
+                self._states.read(now)
                 self._read_at = now
             except OUTAGES as error:
                 self.silent[None], self._read_at = str(error), None
@@ -197,7 +197,7 @@ class Tick:
         Only where an enqueue that failed can be repeated without harm, piece by piece.
         """
         alone = not due.fire or planned.is_inline or planned.definition.depends_on
-        if alone or planned.definition.queue in self.silent or not self._means.backend.capabilities.key_store:
+        if alone or planned.definition.queue in self.silent or not self._context.backend.capabilities.key_store:
             return None
         try:
             jobs = [(for_instant(planned.entry.definition(), at), firing_key(planned.name, at)) for at in due.fire]
@@ -229,16 +229,16 @@ class Tick:
             for firing in islice(firings, len(jobs)):
                 self.firings.append(firing)
                 records |= self._note_fired(planned, firing)
-            self._memory.note_seen(planned, due.last)
-        self._memory.tell(records)
+            self._states.note_seen(planned, due.last)
+        self._states.publish(records)
 
     def _enqueue(self, asked: Sequence[tuple[Planned, datetime, JobDefinition, str]]) -> list[Firing]:
         """Enqueue the jobs of these instants, all or none, each with its key. Raises as `enqueue_many_once`."""
-        may = self._memory.may_enqueue([key for *_, key in asked])
+        may = self._states.may_enqueue([key for *_, key in asked])
         jobs = [(definition, key) for (_, _, definition, key), mine in zip(asked, may, strict=True) if mine]
-        ids = {key: ident for (_, key), ident in zip(jobs, self._means.backend.enqueue_many_once(jobs), strict=True)}
+        ids = {key: ident for (_, key), ident in zip(jobs, self._context.backend.enqueue_many_once(jobs), strict=True)}
         ours = [key for key, ident in ids.items() if ident == once_id(key)]
-        first = dict(zip(ours, self._memory.is_first(ours), strict=True))
+        first = dict(zip(ours, self._states.is_first(ours), strict=True))
         firings = []
         for planned, at, definition, key in asked:
             status, why, ident = FiringStatus.ALREADY, None, ids.get(key)
@@ -253,7 +253,7 @@ class Tick:
     def _fire_due(self, planned: Planned, due: Due) -> None:
         """Fire in order. After one that is to be tried again, or left for later, the others wait."""
         self._note_missed(planned, due)
-        since = self._memory[planned].seen or self._beginning
+        since = self._states[planned].seen or self._beginning
         for at in due.fire:
             if self._stopped():
                 return
@@ -262,8 +262,8 @@ class Tick:
             if firing.status is FiringStatus.LATER:
                 self._undecided.add(planned.name)
                 return
-            self._memory.tell(self._note_fired(planned, firing))
-        self._memory.note_seen(planned, due.last)
+            self._states.publish(self._note_fired(planned, firing))
+        self._states.note_seen(planned, due.last)
 
     def _note_missed(self, planned: Planned, due: Due) -> None:
         """Note the instants that nothing makes up for; their record is that of the firing after them, if there is one.
@@ -275,22 +275,22 @@ class Tick:
             first = f"more than {count} missed, the first before" if due.more else f"{count} missed, the first at"
             why = f"{first} {rfc3339(due.missed[0])}"
             self.firings.append(self._firing(planned, newest, FiringStatus.MISSED, why))
-            self._memory.note_seen(planned, newest)
-            self._new[planned.name] = Record(newest, next=self._memory[planned].next)
+            self._states.note_seen(planned, newest)
+            self._new[planned.name] = Record(newest, next=self._states[planned].next)
 
     def _note_fired(self, planned: Planned, firing: Firing) -> dict[str, Record]:
         """Note that its instant was dealt with, and return the record of it for others, if there is one."""
-        self._memory.note_seen(planned, firing.at)
+        self._states.note_seen(planned, firing.at)
         self._new.pop(planned.name, None)
         if firing.status is FiringStatus.ALREADY:
-            self._memory.note_lost(planned, firing.at)
+            self._states.note_lost(planned, firing.at)
             return {}
-        state, at = self._memory[planned], firing.at
+        state, at = self._states[planned], firing.at
         failed = firing.status is not FiringStatus.FIRED
         state.ended = at, not failed
         if failed and firing.took is None:
             return {planned.name: Record(at, next=state.next, failed=True)}
-        late, owner = firing.lateness, self._means.owner
+        late, owner = firing.lateness, self._context.owner
         return {planned.name: Record(at, at, self._clock(), late, owner, state.next, firing.id, failed)}
 
     def _fire(self, planned: Planned, at: datetime, since: datetime) -> Firing:
@@ -303,10 +303,10 @@ class Tick:
             definition = for_instant(planned.entry.definition(), at)
             if not planned.is_inline:
                 return self._enqueue([(planned, at, definition, key)])[0]
-            if not self._memory.may_run(key):
+            if not self._states.may_run(key):
                 return self._firing(planned, at, FiringStatus.ALREADY)
             definition = replace(definition, identifier=once_id(key))
-            return self._means.run_inline(planned.name, definition, at, self._late(at))
+            return self._context.run_inline(planned.name, definition, at, self._late(at))
         except OUTAGES as error:
             self.silent[queue] = str(error)
             return self._firing(planned, at, FiringStatus.LATER, str(error))
@@ -318,14 +318,14 @@ class Tick:
     def _held_back(self, planned: Planned, at: datetime, since: datetime) -> Firing | None:
         """Return why it may not fire, or not yet, because of what it depends on; None: it may."""
         for name in planned.definition.depends_on:
-            on = self._memory.planned[name]
-            if not self._means.serves(on):
+            on = self._states.planned[name]
+            if not self._context.serves(on):
                 continue
             if name in self._undecided:
                 return self._firing(planned, at, FiringStatus.LATER, f"{name} has not fired yet")
             # Of an inline job, its newest run that was due after `since` counts, if there was one.
             newest = on.schedule.between(since, self.now, most=1) if on.is_inline else []
-            good = self._memory.ended_well(on, newest[0]) if newest else True
+            good = self._states.ended_well(on, newest[0]) if newest else True
             if good is None:
                 why = f"{name} runs in another scheduler, and has not ended yet"
                 return self._firing(planned, at, FiringStatus.LATER, why)

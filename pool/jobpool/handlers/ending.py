@@ -87,7 +87,7 @@ def of_error(error: BaseException, cap: int) -> Attempt:
             kind = ResultKind.RETRY if isinstance(error, Retry) else ResultKind.SNOOZE
         except Exception as refused:  # noqa: BLE001 - the handler has put there what it liked
             more = f" ({refused})"
-    text = cap_text(str(error), cap) if kind is ResultKind.SNOOZE else told(error, cap)
+    text = cap_text(str(error), cap) if kind is ResultKind.SNOOZE else traceback_text(error, cap)
     if kind is ResultKind.RETRY:
         more = _because(error)
     if more:
@@ -151,7 +151,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             todo.extend(link.exceptions)
 
 
-def told(error: BaseException, cap: int) -> str:
+def traceback_text(error: BaseException, cap: int) -> str:
     """Return the traceback, without jobpool's own frames at its top; of an error of jobpool's own, the sentence."""
     if type(error).__name__ == "BdbQuit":  # of the module bdb, which only `breakpoint()` imports
         return AT_A_BREAKPOINT

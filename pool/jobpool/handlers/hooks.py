@@ -15,7 +15,7 @@ from typing import Any
 from jobpool.errors import ConfigurationError, Retry
 from jobpool.handlers.binding import F, place_of
 from jobpool.handlers.conversion import call_problem
-from jobpool.handlers.ending import hook_failed, told
+from jobpool.handlers.ending import hook_failed, traceback_text
 from jobpool.handlers.event_loop import awaited
 from jobpool.handlers.handler import Handler
 from jobpool.message.capped_text import DEFAULT_CAP
@@ -120,7 +120,7 @@ class Hooks:
         self.threads += max(0, _thread._count() - threads)
         if errors:
             pause = DEATH_PAUSE_S * DEATH_PAUSE_FACTOR ** (ctx.attempt - 1)
-            text = "\n".join(hook_failed(place, told(error, DEFAULT_CAP)) for place, error in errors.items())
+            text = "\n".join(hook_failed(place, traceback_text(error, DEFAULT_CAP)) for place, error in errors.items())
             raise Retry(pause, text) from BaseExceptionGroup("on_death hooks", list(errors.values()))
 
     def _begin(self, place: str) -> None:

@@ -106,7 +106,7 @@ class ChildChannel:
         """Return whether user code runs in it: it boots, or is busy."""
         return bool(self.handed) or not self._booted
 
-    def hand(self, runs: Iterable[tuple[int, bytes]]) -> int:
+    def write_runs(self, runs: Iterable[tuple[int, bytes]]) -> int:
         """Write attempts to the child: the nonce and `frames.run_packet` of each, until its socket is full.
 
         Returns how many were written.
@@ -249,7 +249,7 @@ class ChildChannel:
     def read_output(self) -> str:
         """Read the tail of what the child wrote to its descriptors 1 and 2 and has not read itself: once it is dead."""
         data = self._read_output(self._output_room)[-OUTPUT_TAIL_BYTES:]
-        return self.tell_dropped(data.decode("utf-8", "replace"))
+        return self.note_dropped(data.decode("utf-8", "replace"))
 
     def drain_output(self) -> bool:
         """Throw the older half of a full output pipe away; return whether it was full.
@@ -265,7 +265,7 @@ class ChildChannel:
             self.dropped += len(self._read_output(self._output_room // 2))
         return True
 
-    def tell_dropped(self, output: str) -> str:
+    def note_dropped(self, output: str) -> str:
         """Add to an attempt's output how much of it `drain_output` has thrown away."""
         if not self.dropped:
             return output

@@ -19,7 +19,7 @@ from jobpool.ipc.program import Program
 
 PROGRAM = "jobpool.ipc.fork_server_main"
 CHILD = "jobpool.child.main"  # the module that a fork server imports before it is told anything
-END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
+HANG_UP_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
 UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
 _FRAMES_AT_ONCE = 256
 log = logging.getLogger("jobpool.pool")
@@ -113,10 +113,10 @@ class ForkServerClient(Program):
     def poll(self) -> int | None:
         """Collect it and return its exit status, negative = by that signal; None while it runs.
 
-        Kills one that has not ended `END_LIMIT_S` seconds after `close`: it may be stopped, or hang in an app's hook.
+        Kills one that has not ended `HANG_UP_LIMIT_S` seconds after `close`: it may be stopped, or hang in a hook.
         """
         status = self._process.poll()
-        if status is None and time.monotonic() - self._hung_up_at > END_LIMIT_S:
+        if status is None and time.monotonic() - self._hung_up_at > HANG_UP_LIMIT_S:
             self._kill()
         return status
 
@@ -150,5 +150,5 @@ class ForkServerClient(Program):
         self.close()
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
-            self.wait(END_LIMIT_S)
+            self.wait(HANG_UP_LIMIT_S)
         self.output.close()

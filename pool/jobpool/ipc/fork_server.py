@@ -24,7 +24,7 @@ from jobpool.ipc.scoreboard import ChildPage, ChildPages
 SWEEP_LIMIT_S = 1.0  # for which one sweep may hold the loop up; the rest is tried again every `RESWEEP_EVERY_S`
 SHORT_SWEEP_S = 0.05  # while something is left from the sweep before, which may not die for long (state D)
 RESWEEP_EVERY_S = 1.0
-END_LIMIT_S = 5.0
+LAST_SWEEP_LIMIT_S = 5.0
 DEBUGGER_S = 0.1  # that the debugger of a dead child gets to see the death first
 FORK_LIMIT_S = 15.0  # of one fork, the app's own at-fork hooks included; the master is less patient, if it lives
 _REQUESTS_AT_ONCE = 64
@@ -180,14 +180,14 @@ class ForkServer:
                 self._left_alone.add(child.pid)
                 return Exited(child.child, child.pid, None, signal.SIGKILL, strays=strays)
             time.sleep(0.001)
-        return Exited.told_by(child.child, *ended, strays)
+        return Exited.from_exit(child.child, *ended, strays)
 
     def _end(self) -> None:
         linux.close_all_but({0, 1, 2, self._control.fileno()})  # a pipe to the app's resource tracker among them
         for child in self._children.values():
             kill = linux.kill if _has_tracker(child.pid) else linux.kill_group  # as long as it is in its group
             kill(child.pid)
-        linux.sweep_all(END_LIMIT_S)
+        linux.sweep_all(LAST_SWEEP_LIMIT_S)
         self._outbox.close()
 
 

@@ -14,7 +14,7 @@ from jobpool.policy.inspection import Inspected
 from jobpool.policy.limits import QUEUE, Limits, QueueLimits, contention_delay, guards_of, refusal
 from jobpool.policy.retry import count_one_more
 
-Asked = list[tuple[Inspected, Guards]]
+Guarded = list[tuple[Inspected, Guards]]
 
 KEEPS_NO_KEYS = "a broker that keeps keys, and {}:// keeps none"
 
@@ -41,11 +41,11 @@ class Acquirer:
         self._of: dict[str, QueueLimits] = {}
         self._contended: dict[str, int] = {}  # by id: how often since it last got what it asked for
 
-    def asks(self, queue: str, found: Iterable[Inspected]) -> Asked:
+    def asks(self, queue: str, found: Iterable[Inspected]) -> Guarded:
         """Return those that need guards, and which; give what cannot be asked for its outcome. No I/O."""
         limits = self._of.get(queue) or self._of.setdefault(queue, self._limits.of(queue))
         free = not (limits.holds or limits.rates)
-        asked: Asked = []
+        asked: Guarded = []
         for inspected in found:
             if inspected.outcome is not None:
                 continue

@@ -40,7 +40,7 @@ class SpawnChild(SlotAction):
     pass
 
 
-class Hand(SlotAction):
+class Dispatch(SlotAction):
     """Write these to the child, in this order."""
 
     deliveries: list[Delivery]
@@ -95,13 +95,13 @@ class Answer(Action):
     reply: Reply
 
 
-class TellStack(SlotAction):
+class AnswerStack(SlotAction):
     """Answer a person with the stack of a child; None: log it (QUIT)."""
 
     answer: socket.socket | None
 
 
-class Tell(Action):
+class AnswerUser(Action):
     """Answer a person."""
 
     answer: socket.socket

@@ -31,7 +31,7 @@ DRAIN_EVERY_S = 0.05
 DRAIN_EARLY_S = 0.02  # so much earlier they are looked for in a turn that comes anyway, which saves a turn of its own
 DRAIN_FLOOD_EVERY_S = 0.001  # the same while one is full: some hundred MiB a second, in little of the master's time
 COLLECT_EVERY_S = 0.02  # seconds between two looks for the dead of a fork server that has died
-END_LIMIT_S = 1.0  # seconds that a fork server gets to end by itself when the pool does, and again when it was killed
+FORK_SERVER_STOP_S = 1.0  # that a fork server gets to end by itself when the pool does, and again when it was killed
 SWEEP_LIMIT_S = 0.5  # seconds for killing what a dead fork server's children left behind
 
 ORPHANED = "the pool: its fork server has died"
@@ -191,7 +191,7 @@ class ChildProcesses:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if not done:
             return []
-        return self._died(Exited.told_by(child, pid, status, usage), ORPHANED)
+        return self._died(Exited.from_exit(child, pid, status, usage), ORPHANED)
 
     def _kept(self) -> set[int]:
         """Return the children of this process that are not strays."""
@@ -271,7 +271,7 @@ class ChildProcesses:
                 frame = channel.receive()
                 if type(frame) is Result:
                     if channel.dropped:
-                        frame.output = channel.tell_dropped(frame.output)
+                        frame.output = channel.note_dropped(frame.output)
                     if not results:
                         events.append(ev.ChildResults(channel.child, results))
                     results.append(frame)
@@ -325,14 +325,14 @@ class ChildProcesses:
             self.unwatch(channel.pidfd)
             channel.close()
 
-    def hand(self, slot: Slot, runs: Iterable[tuple[int, bytes]]) -> int:
+    def write_runs(self, slot: Slot, runs: Iterable[tuple[int, bytes]]) -> int:
         """Write attempts, as `ChildChannel.hand` does; return how many were written."""
         channel = self._channels.get(slot.child)
         if channel is None:
             return 0
         if self._drain_at == math.inf:
             self._drain_soon()
-        return channel.hand(runs)
+        return channel.write_runs(runs)
 
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
         channel = self._channels.get(slot.child)
@@ -397,11 +397,11 @@ class ChildProcesses:
 
 def _await_end(server: ForkServerClient) -> None:
     try:
-        server.wait(END_LIMIT_S)
+        server.wait(FORK_SERVER_STOP_S)
     except subprocess.TimeoutExpired:
         server.kill()
         with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
-            server.wait(END_LIMIT_S)
+            server.wait(FORK_SERVER_STOP_S)
 
 
 def _child_said(child: int, frame: Frame) -> ev.Event:

@@ -23,7 +23,7 @@ from jobpool.message.envelope import JobEnvelope, decode, verify
 MAX_WAITING_DEATHS = 10_000  # that wait for the broker; the oldest are forgotten beyond that
 REASON = "crash-limit"  # of deaths in a reaper's hands
 LOOK_BACK_S = 3600.0  # age of the oldest letters that hooks are told of
-LOOK_EVERY_S = 300.0  # seconds between two looks
+DEAD_LETTER_LOOK_S = 300.0  # seconds between two looks
 MARKS = "jobpool.on_death"  # the space of records: id of the hooks' job -> it was enqueued
 
 logger = logging.getLogger("jobpool.pool")
@@ -69,7 +69,7 @@ class DeadLetterJobs:
                 where = MessageFilter(queue=queue, states=(State.DEAD,), reason=REASON, newer_than=LOOK_BACK_S)
                 for message in matching(self._backend, where):
                     self._enqueue(message, self._hook_job)
-            self._looked_in, self._look_at = set(queues), self._backend.clock.mono() + LOOK_EVERY_S
+            self._looked_in, self._look_at = set(queues), self._backend.clock.mono() + DEAD_LETTER_LOOK_S
         while self._waiting:
             letter = self._letter(self._waiting[0])
             if letter is not None and letter.state is State.DEAD:  # else it is purged, or tried again

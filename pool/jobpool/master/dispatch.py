@@ -39,8 +39,8 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
         return
     busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
     holding = [slot for slot in busy if len(slot.deliveries) > 1 and not slot.emptied]
-    few = _few(pool, now)
-    if holding and idle and (few or not ready) and _steal(holding, few, len(idle), now, actions):
+    sharers = _sharers(pool, now)
+    if holding and idle and (sharers or not ready) and _steal(holding, sharers, len(idle), now, actions):
         return
     if not ready:
         return
@@ -50,31 +50,31 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
         actions += [act.TakeBack(slot) for slot in misplaced]
         return
     if first == ready[-1].priority and all(s.deliveries[1].priority >= first for s in holding):
-        _hand_evenly(pool, busy, few, now, actions)
+        _dispatch_evenly(pool, busy, sharers, now, actions)
     else:  # the urgent ones wait for the next free child
         count = min(len(idle), len(ready))
-        actions += [act.Hand(slot, [ready.popleft()]) for slot in islice(reversed(idle.values()), count)]
+        actions += [act.Dispatch(slot, [ready.popleft()]) for slot in islice(reversed(idle.values()), count)]
 
 
-def _few(pool: Pool, now: float) -> int:
+def _sharers(pool: Pool, now: float) -> int:
     """Return how many children are to share what is ready; 0: all of them."""
     children = pool.lookahead.children(now)
     return int(children) if children < len(pool.slots.idle) + len(pool.slots.engaged) else 0
 
 
-def _steal_after(few: int) -> float:
-    return STEAL_QUICK_AFTER_S if few else STEAL_AFTER_S
+def _steal_after(sharers: int) -> float:
+    return STEAL_QUICK_AFTER_S if sharers else STEAL_AFTER_S
 
 
-def _steal(holding: Sequence[Slot], few: int, idle: int, now: float, actions: list[act.Action]) -> bool:
-    """Take back what is behind attempts that run for long: the share of `idle` children; if `few` share, all of it.
+def _steal(holding: Sequence[Slot], sharers: int, idle: int, now: float, actions: list[act.Action]) -> bool:
+    """Take back what is behind attempts that run for long: the share of `idle` children; if only some share, all of it.
 
     The most urgent first, and of those the child that has run its attempt for the longest.
     """
-    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _steal_after(few)]
+    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _steal_after(sharers)]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
     waiting = [slot.waiting for slot in able]
-    for slot, most in zip(able, waiting if few else shares_to_steal(waiting, idle), strict=True):
+    for slot, most in zip(able, waiting if sharers else shares_to_steal(waiting, idle), strict=True):
         if most:
             how = act.Steal if now - slot.head_since < STEAL_ANYWAY_AFTER_S else act.TakeBack
             actions.append(how(slot, most))
@@ -97,12 +97,12 @@ def shares_to_steal(waiting: Sequence[int], idle: int) -> list[int]:
 
 def steal_due(pool: Pool, now: float) -> float:
     """Return when other children may next get what a busy one's socket holds; infinity while nothing is to be had."""
-    few = _few(pool, now)
-    if pool.is_stopping or not pool.slots.idle or (pool.ready and not few):
+    sharers = _sharers(pool, now)
+    if pool.is_stopping or not pool.slots.idle or (pool.ready and not sharers):
         return math.inf
     busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
     heads = [max(slot.head_since, slot.looked_at) for slot in busy if slot.waiting]
-    return min(heads) + _steal_after(few) if heads else math.inf
+    return min(heads) + _steal_after(sharers) if heads else math.inf
 
 
 def rest(pool: Pool, now: float) -> float:
@@ -112,7 +112,7 @@ def rest(pool: Pool, now: float) -> float:
     for a turn of its own, and push its child off the core. The children have enough to do until it looks again.
     """
     engaged = pool.slots.engaged
-    if pool.is_stopping or not (engaged and pool.lookahead.size(now)) or (pool.slots.idle and not _few(pool, now)):
+    if pool.is_stopping or not (engaged and pool.lookahead.size(now)) or (pool.slots.idle and not _sharers(pool, now)):
         return 0.0
     for slot in engaged.values():
         if len(slot.deliveries) < AHEAD_FOR_REST and slot.head_since > now - LONG_HEAD_S:
@@ -120,28 +120,28 @@ def rest(pool: Pool, now: float) -> float:
     return REST_S
 
 
-def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions: list[act.Action]) -> None:
+def _dispatch_evenly(pool: Pool, busy: Sequence[Slot], sharers: int, now: float, actions: list[act.Action]) -> None:
     """Spread what is ready evenly, the shortest socket first: over idle children and attempts that have just begun.
 
-    `few`: how many children get any, those at work first; 0: all that can.
+    `sharers`: how many children get any, those at work first; 0: all that can.
     """
     ready, idle = pool.ready, pool.slots.idle
-    begun_after = now - (_steal_after(few) if few else LONG_RUNNING_S)
+    begun_after = now - (_steal_after(sharers) if sharers else LONG_RUNNING_S)
     able = [s for s in busy if max(s.head_since, s.looked_at) > begun_after and not (s.retiring or s.full)]
-    wakes = max(0, few - len(able)) if few else len(idle)
-    able = [*islice(reversed(idle.values()), min(wakes, len(ready))), *able[: few or None]]
+    wakes = max(0, sharers - len(able)) if sharers else len(idle)
+    able = [*islice(reversed(idle.values()), min(wakes, len(ready))), *able[: sharers or None]]
     if not able:
         return
     depth = min(MAX_FRAMES_AHEAD, 1 + -(-pool.lookahead.size(now) // len(able)))
-    hands = [act.Hand(slot, []) for slot in able]
+    dispatches = [act.Dispatch(slot, []) for slot in able]
     lengths = [len(slot.deliveries) for slot in able]
     for level in range(min(lengths), depth):
         if not ready:
             break
-        shorter = [hand for hand, length in zip(hands, lengths, strict=True) if length <= level]
-        for hand in islice(shorter, len(ready)):
-            hand.deliveries.append(ready.popleft())
-    actions += [hand for hand in hands if hand.deliveries]
+        shorter = [one for one, length in zip(dispatches, lengths, strict=True) if length <= level]
+        for one in islice(shorter, len(ready)):
+            one.deliveries.append(ready.popleft())
+    actions += [one for one in dispatches if one.deliveries]
 
 
 def room(pool: Pool, now: float) -> int:
@@ -162,7 +162,7 @@ def worth_fetching(pool: Pool, now: float) -> int:
     Unless a child is idle that would get some, a fetch waits until `enough` of the look-ahead is used up.
     """
     wanted = room(pool, now)
-    if not wanted or (pool.slots.idle and len(pool.slots.engaged) < (_few(pool, now) or math.inf)):
+    if not wanted or (pool.slots.idle and len(pool.slots.engaged) < (_sharers(pool, now) or math.inf)):
         return wanted
     ahead = pool.lookahead.size(now)
     return wanted if wanted >= min(ahead, enough(ahead)) else 0

@@ -98,7 +98,7 @@ class ReapDone(Event):
 class ControlRead(Event):
     """A change in the requests of people to queues and pools, or the first look at them."""
 
-    asked: control.Asked
+    asked: control.PoolRequests
 
 
 class Counted(Event):

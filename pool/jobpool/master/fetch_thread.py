@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
 from jobpool.errors import OUTAGES
-from jobpool.master.acquire import Acquirer, Asked
+from jobpool.master.acquire import Acquirer, Guarded
 from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
@@ -31,11 +31,11 @@ from jobpool.policy.queue_weights import QueueWeights
 MAX_WAIT_S = 0.5  # seconds for which the thread sleeps in the backend before it looks round
 FETCH_ANYWAY_AFTER_S = 5.0  # though nothing was hinted at: a backend may miss a hint
 
-FIRST_GLANCE_S = 0.02
+FIRST_PROBE_PAUSE_S = 0.02
 """Seconds between two looks at the other queues, while one may open any moment by a settlement of this pool's own. Each
 look that finds nothing doubles it, up to `MAX_WAIT_S`: a limited job may run for hours."""
 
-GLANCE_TIMEOUT_S = 0.001  # seconds: a look, not a wait
+PROBE_TIMEOUT_S = 0.001  # seconds: a look, not a wait
 FEW_QUEUES = 4  # that are tried one by one; of the next 8, 16, … the backend is asked which has something
 WAITING, RENEW, BEGIN = "wait", "renew", "begin"  # kinds of calls, for `BrokerRetry`
 KEY_STORE = "the broker's keys, which do not answer"  # in place of the name of what is held
@@ -70,8 +70,8 @@ class FetchThread(MasterThread):
         self._want = 0
         self._brought = self._seen = 0  # messages so far; each is written by one thread, so neither needs the lock
         self._may_hurry = not limits  # else it is the loop that knows what may still run
-        self._nudged = False
-        self._glance = FIRST_GLANCE_S
+        self._woken = False
+        self._probe_pause = FIRST_PROBE_PAUSE_S
         self._try_all_at = -math.inf  # CLOCK_MONOTONIC seconds
         self._unanswered: dict[str, str] = {}
         self._asleep = False
@@ -96,29 +96,29 @@ class FetchThread(MasterThread):
     def hold(self, mine: Mapping[str, int], unused_starts: Iterable[str]) -> None:
         """Take in the guarded deliveries of each queue that the loop holds, and queues where starts were given back."""
         if self._limits.hold(mine, unused_starts, self._clock.mono()):
-            self._nudge()
+            self._wake()
 
     def answered(self, queues: Iterable[str]) -> None:
         """Note that the broker has answered something else about these queues; called while a breaker is open."""
         self._breakers.answered(queues, self._clock.mono())
-        self._nudge()
+        self._wake()
 
     def serve_queues(self, queues: Mapping[str, float]) -> None:
         """Fetch from these queues, with their weights, from the next fetch on."""
         self._queues = dict(queues)
-        self._nudge()
+        self._wake()
 
     def pause(self, queues: Collection[str] | None) -> None:
         """Fetch nothing from these queues, and from all others again; None = from no queue at all."""
         self._paused = queues
-        self._nudge()
+        self._wake()
 
     def _is_paused(self, queue: str) -> bool:
         return (paused := self._paused) is None or queue in paused  # the loop may change it meanwhile
 
-    def _nudge(self) -> None:
+    def _wake(self) -> None:
         with self._turn:
-            self._nudged = True
+            self._woken = True
             self._turn.notify()
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ class FetchThread(MasterThread):
     def serve(self) -> None:
         while not self._halt.is_set():
             count = self._wait_for_room()
-            self._broker_retry.over()  # a queue that failed may be paused by now, or there may long be no room
+            self._broker_retry.answered()  # a queue that failed may be paused by now, or there may long be no room
             if (queues := self._queues) is not self._known:
                 self._known = queues
                 self._weights.add(queues)
@@ -156,7 +156,7 @@ class FetchThread(MasterThread):
 
     def _fetch(self, count: int) -> bool:
         """Try each queue once, in its turn, until one has something."""
-        self._nudged = False
+        self._woken = False
         for queue in self._turns():
             if self._halt.is_set():
                 return False  # each fetch from a silent broker would hold up the stop
@@ -203,7 +203,7 @@ class FetchThread(MasterThread):
         self._unanswered.pop(queue, None)
         self._let_in = True
         self.answered_at = self._clock.mono()
-        self._broker_retry.over(call, WAITING, RENEW)
+        self._broker_retry.answered(call, WAITING, RENEW)
         if leases:
             return self._deliver(queue, leases, self.answered_at - asked_at, asked_at_boot)
         self._note_success(queue)
@@ -257,17 +257,17 @@ class FetchThread(MasterThread):
         self._put(leased)
         return max(1, total - sum(inspected.outcome is not None for inspected, _ in asked))
 
-    def _begin(self, queue: str, asked: Asked) -> list[Begun] | None:
+    def _begin(self, queue: str, asked: Guarded) -> list[Begun] | None:
         try:
             answers = self._acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
         except OUTAGES as error:
             self._note_failure(queue, error, of_keys=True)
             self._broker_retry.failed(error, BEGIN, holding=True)
             return None
-        self._broker_retry.over(BEGIN)
+        self._broker_retry.answered(BEGIN)
         return answers
 
-    def _begin_again(self, queue: str, asked: Asked) -> list[Begun] | None:
+    def _begin_again(self, queue: str, asked: Guarded) -> list[Begun] | None:
         """Ask until there is an answer, which does no harm. None: all are given back.
 
         That is at a stop, and when the queue's breaker has opened, for other queues wait meanwhile. Also when half of
@@ -285,7 +285,7 @@ class FetchThread(MasterThread):
             inspected.outcome = NotRun() if halted() else Contended(self._acquirer.delay(lease), KEY_STORE)
         return None
 
-    def _conclude(self, queue: str, asked: Asked, answers: list[Begun]) -> None:
+    def _conclude(self, queue: str, asked: Guarded, answers: list[Begun]) -> None:
         """Note every answer, and for the queue's local limit how many may start."""
         refused = None
         for (inspected, guards), begun in zip(asked, answers, strict=True):
@@ -301,7 +301,7 @@ class FetchThread(MasterThread):
     def _wait_for_messages(self) -> None:
         """Sleep in the backend until it hints at a message; an idle pool asks for nothing else."""
         give_up = self._clock.mono() + FETCH_ANYWAY_AFTER_S
-        self._glance = FIRST_GLANCE_S
+        self._probe_pause = FIRST_PROBE_PAUSE_S
         while self._queues is self._known and not self._halt.is_set() and self._clock.mono() < give_up:
             if self._hinted():
                 break
@@ -320,16 +320,16 @@ class FetchThread(MasterThread):
         names = [queue for queue, wait in waits.items() if not wait]
         pause = min([MAX_WAIT_S, *filter(None, waits.values())])
         if not names:
-            return self._is_nudged(pause)
+            return self._sleep_until_woken(pause)
         if self._limits.may_open_early(now):
-            glance, self._glance = self._glance, min(MAX_WAIT_S, 2 * self._glance)
-            return self._is_nudged(min(glance, pause)) or self._ask(names, GLANCE_TIMEOUT_S) is not None
+            probe_pause, self._probe_pause = self._probe_pause, min(MAX_WAIT_S, 2 * self._probe_pause)
+            return self._sleep_until_woken(min(probe_pause, pause)) or self._ask(names, PROBE_TIMEOUT_S) is not None
         return self._ask(names, pause) is not None
 
-    def _is_nudged(self, pause: float) -> bool:
+    def _sleep_until_woken(self, pause: float) -> bool:
         """Sleep until a queue that was shut opens; return whether one has."""
         with self._turn:
-            return self._turn.wait_for(lambda: self._nudged or self._halt.is_set(), pause)
+            return self._turn.wait_for(lambda: self._woken or self._halt.is_set(), pause)
 
     def _ask(self, names: list[str], timeout: float) -> str | None:
         """Ask the backend, `timeout` seconds at most; return the queue it hinted at, or the first if it failed."""
@@ -346,5 +346,5 @@ class FetchThread(MasterThread):
             self._broker_retry.failed(trouble, WAITING, holding=self._let_in)
             return names[0]
         self.answered_at = self._clock.mono()
-        self._broker_retry.over(WAITING)
+        self._broker_retry.answered(WAITING)
         return queue

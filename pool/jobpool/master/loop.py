@@ -169,15 +169,15 @@ class Master:
 
     def _perform(self, actions: list[act.Action], now: float) -> None:
         for action in actions:
-            if type(action) is act.Hand:
-                self._hand(action.slot, action.deliveries, now)
+            if type(action) is act.Dispatch:
+                self._dispatch(action.slot, action.deliveries, now)
             elif type(action) is act.Settle:
                 ahead = self.pool.lookahead
                 self._batch.add(action.work, now, ahead.size(now), ahead.linger, len(self.pool.held))
             else:
                 self._perform_rare(action)
 
-    def _hand(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
+    def _dispatch(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
         runs: list[tuple[int, bytes]] = []
         for delivery in deliveries:
             nonce, lease = delivery.nonce, delivery.lease
@@ -185,10 +185,10 @@ class Master:
             if delivery.acks_itself:
                 run = with_ticket(run, orjson.dumps(self.backend.ticket(lease)))
             runs.append((nonce, run))
-        count = self.children.hand(slot, runs)
+        count = self.children.write_runs(slot, runs)
         if count:
             # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
-            slot.hand(deliveries[:count], now if slot.deliveries else time.monotonic())
+            slot.add_deliveries(deliveries[:count], now if slot.deliveries else time.monotonic())
         if count < len(deliveries):
             slot.full = True
             self.pool.put_back(deliveries[count:])
@@ -235,10 +235,10 @@ class Master:
             case act.EndForkServer(generation, kill):
                 self.children.end_server(generation, kill)
                 self._apply(ev.ForkServerGone(generation))
-            case act.TellStack(slot, answer):
+            case act.AnswerStack(slot, answer):
                 self.children.signal(slot, ASKS_STACK)
                 self._stack_asks.setdefault(slot.child, (slot, time.monotonic(), set()))[2].add(answer)
-            case act.Tell(answer, text):
+            case act.AnswerUser(answer, text):
                 reply(answer, text)
             case StartScheduler(may_be_empty) if self.scheduler is not None:
                 self._apply(self.scheduler.start(may_be_empty))
@@ -305,7 +305,7 @@ class Master:
         pool, fetch_thread = self.pool, self.fetch_thread
         if pool.app_came:  # first: a look for deaths comes before the count that may end the pool
             pool.app_came = False
-            self.settle_thread.tell_hooks(pool.closed_to_hooks)
+            self.settle_thread.notify_hooks(pool.closed_to_hooks)
             fetch_thread.serve_queues(pool.queues)
             self.settle_thread.serve_queues(pool.queues)
             self.serves(list(pool.queues))

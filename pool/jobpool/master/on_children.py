@@ -157,17 +157,17 @@ def _app_said(pool: Pool, event: ev.AppSaid) -> None:
 def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
     if slot := pool.slots.by_child(event.child):
         slot.pid = event.pid
-        _heard(pool, slot)
+        _note_answer(pool, slot)
 
 
-def _heard(pool: Pool, slot: Slot) -> None:
+def _note_answer(pool: Pool, slot: Slot) -> None:
     if server := pool.servers.get(slot.generation):
         server.heard_at = pool.now
 
 
 def _spawn_refused(pool: Pool, event: ev.SpawnRefused) -> None:
     if slot := pool.slots.collect(event.child, pool.now):
-        _heard(pool, slot)
+        _note_answer(pool, slot)
         pool.boot.failed(event.error, pool.now)
         pool.note("error", "no child could be forked", error=event.error)
 
@@ -285,7 +285,7 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     slot = pool.slots.by_child(event.child)
     if slot is None:
         return
-    _heard(pool, slot)
+    _note_answer(pool, slot)
     was = slot.state
     if slot.ending is EndReason.SERVER and event.exited.signal != signal.SIGKILL:
         slot.ending = EndReason.NONE  # it had died before, of itself

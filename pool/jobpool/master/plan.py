@@ -180,7 +180,7 @@ def _talk(pool: Pool, actions: list[act.Action]) -> None:
     pool.replies.clear()
     if pool.stacks_asked:
         pool.stacks_asked = False
-        actions += [act.TellStack(slot, None) for slot in pool.slots.live if slot.pid]
+        actions += [act.AnswerStack(slot, None) for slot in pool.slots.live if slot.pid]
 
 
 def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:

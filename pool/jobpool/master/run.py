@@ -33,7 +33,7 @@ from jobpool.master.inbox import Inbox, Signals
 from jobpool.master.loop import Master
 from jobpool.master.plan import Planner
 from jobpool.master.scheduler import SchedulerStarter
-from jobpool.master.serving import Neighbours, Surveyed
+from jobpool.master.serving import OtherPools, Surveyed
 from jobpool.master.settle_thread import COUNT_EVERY_S, SettleThread
 from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
@@ -56,11 +56,11 @@ MAX_SURVEYED = 100  # queues that are looked at by a start: each costs a round t
 log = logging.getLogger("jobpool.pool")
 
 
-class Neighbourhood(Struct, frozen=True):
-    """The other pools on this machine: `tell` them what this one serves, and `look` what they do. Files at most."""
+class MachinePools(Struct, frozen=True):
+    """The other pools on this machine: `announce` to them what this one serves, and `read` what they do. Files."""
 
-    tell: Callable[[Sequence[str]], object] = lambda _: None
-    look: Callable[[], Neighbours] = Neighbours
+    announce: Callable[[Sequence[str]], object] = lambda _: None
+    read: Callable[[], OtherPools] = OtherPools
 
 
 def run_pool(
@@ -71,7 +71,7 @@ def run_pool(
     collector: MetricsCollector | None = None,
     wrap: Callable[[QueueBackend], QueueBackend] | None = None,
     last: bool = False,
-    neighbourhood: Neighbourhood | None = None,
+    machine_pools: MachinePools | None = None,
     begun: ForkServerClient | None = None,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
@@ -84,7 +84,7 @@ def run_pool(
         collector: Gets each event that the pool's own metrics count, as it happens.
         wrap: Called once with the broker; the pool works with what it returns, and closes it with the broker.
         last: The process ends with the pool: from its end on, signals do nothing but for QUIT.
-        neighbourhood: The other pools on this machine; None = there are none.
+        machine_pools: The other pools on this machine; None = there are none.
         begun: A fork server that waits to be told, and has imported what it can meanwhile. The caller discards it.
 
     Raises:
@@ -105,8 +105,8 @@ def run_pool(
         for caution in cautions_of(broker.diagnose()):
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with _new_board(settings) as board:
-            neighbours = neighbourhood or Neighbourhood()
-            return _run(settings, broker, signer, board, last, on_start, collector, neighbours, begun)
+            machine_pools = machine_pools or MachinePools()
+            return _run(settings, broker, signer, board, last, on_start, collector, machine_pools, begun)
     finally:
         if backend is None:
             broker.close()
@@ -120,7 +120,7 @@ def _run(
     last: bool,
     on_start: Callable[[Scoreboard], None] | None,
     collector: MetricsCollector | None,
-    neighbourhood: Neighbourhood,
+    machine_pools: MachinePools,
     begun: ForkServerClient | None,
 ) -> int:
     linux.become_subreaper()
@@ -141,7 +141,7 @@ def _run(
         children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(settings, backend), begun)
         signals.install()
         children.watch(signals.fileno(), signals.read)
-        master = _master(settings, pool, backend, signer, board, children, inbox, telemetry, neighbourhood)
+        master = _master(settings, pool, backend, signer, board, children, inbox, telemetry, machine_pools)
         if on_start:
             on_start(board)
         with _rare_collections(), _hearing_requests(settings, children):
@@ -208,7 +208,7 @@ def _master(
     children: ChildProcesses,
     inbox: Inbox,
     telemetry: Telemetry | None,
-    neighbourhood: Neighbourhood,
+    machine_pools: MachinePools,
 ) -> Master:
     count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
     inspector = LeaseInspector(signer, settings.queue_handlers)
@@ -220,7 +220,7 @@ def _master(
         inbox,
         count_every,
         settings.dead_letter_queue,
-        partial(_survey, backend, neighbourhood, settings.dead_letter_queue),
+        partial(_survey, backend, machine_pools, settings.dead_letter_queue),
         until_empty=settings.until_empty,
     )
     return Master(
@@ -232,7 +232,7 @@ def _master(
         fetch_thread=FetchThread(backend, settings.queues, settings.ttl, inspector, inbox, limits_of(settings)),
         settle_thread=settle_thread,
         publisher=_publisher(settings, board, settle_thread.reap_every),
-        serves=partial(_tell_queues, settings, board, neighbourhood),
+        serves=partial(_announce_queues, settings, board, machine_pools),
         telemetry=telemetry,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
     )
@@ -255,18 +255,16 @@ def _entitle(settings: Settings, queues: Sequence[str]) -> None:
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(queues)}")
 
 
-def _tell_queues(settings: Settings, board: Scoreboard, neighbourhood: Neighbourhood, queues: Sequence[str]) -> None:
+def _announce_queues(settings: Settings, board: Scoreboard, machine_pools: MachinePools, queues: Sequence[str]) -> None:
     _entitle(settings, queues)
     board.header.write(queues=" ".join(queues))
-    neighbourhood.tell(queues)
+    machine_pools.announce(queues)
 
 
-def _survey(
-    backend: QueueBackend, neighbourhood: Neighbourhood, letters: str | None, served: Sequence[str]
-) -> Surveyed:
+def _survey(backend: QueueBackend, machine_pools: MachinePools, letters: str | None, served: Sequence[str]) -> Surveyed:
     """Look which queues nothing here serves, though jobs wait there. Blocks and raises as `waiting_elsewhere`."""
-    neighbours = neighbourhood.look()
-    return Surveyed(neighbours, waiting_elsewhere(backend, {*served, letters, *neighbours.queues}))
+    other_pools = machine_pools.read()
+    return Surveyed(other_pools, waiting_elsewhere(backend, {*served, letters, *other_pools.queues}))
 
 
 def waiting_elsewhere(backend: QueueBackend, served: Collection[str | None]) -> dict[str, int]:

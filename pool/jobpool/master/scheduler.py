@@ -28,7 +28,7 @@ from jobpool.message.units import format_duration
 from jobpool.telemetry.metrics.catalogue import CRON_LATENESS
 
 SILENT_AFTER_S = 60.0  # seconds without a turn after which it hangs: a turn is some calls to the broker, with timeouts
-END_LIMIT_S = 5.0  # seconds in which one that runs no job ends, once it was asked to
+SCHEDULER_STOP_S = 5.0  # seconds in which one that runs no job ends, once it was asked to
 QUEUE_MEND = "give the schedule a queue: then its job can neither hold up nor end the others, and has a hard timeout"
 
 
@@ -127,7 +127,7 @@ def end_scheduler(one: Scheduler, now: float, over: bool, actions: list[Action])
     if not one.asked_at:
         one.asked_at = now
         actions.append(SignalScheduler(one.pid, signal.SIGTERM))
-    elif not one.killed and (over or (not one.runs and now - max(one.asked_at, one.heard_at) >= END_LIMIT_S)):
+    elif not one.killed and (over or (not one.runs and now - max(one.asked_at, one.heard_at) >= SCHEDULER_STOP_S)):
         one.killed = True
         actions.append(SignalScheduler(one.pid, signal.SIGKILL))
 

@@ -21,7 +21,7 @@ from jobpool.settings import Settings
 START_ONE = "serve it (--queue NAME, repeatable), or start another pool that does"
 
 
-class Neighbours(Struct, frozen=True):
+class OtherPools(Struct, frozen=True):
     """The other pools that are seen from here: those of this user, on this machine and the same broker."""
 
     queues: frozenset[str] = field(default_factory=frozenset)  # that they serve
@@ -31,7 +31,7 @@ class Neighbours(Struct, frozen=True):
 class Surveyed(Event):
     """The first look round, at a start and after a reload. `waiting`: queue that nothing here serves → its jobs."""
 
-    neighbours: Neighbours
+    other_pools: OtherPools
     waiting: dict[str, int]
 
 
@@ -92,7 +92,7 @@ def _surveyed(pool: Pool, event: Surveyed) -> None:
 
 def _warnings(pool: Pool, event: Surveyed) -> Iterator[tuple[str, dict[str, Any]]]:
     handlers = pool.handlers.values()
-    served = pool.queues.keys() | event.neighbours.queues
+    served = pool.queues.keys() | event.other_pools.queues
     if unserved := unserved_handlers(handlers, served):
         shown = "; ".join(f"{queue}: {', '.join(names)}" for queue, names in unserved.items())
         yield "no pool here serves the queue of some handlers", {"handlers": shown, "mend": START_ONE}
@@ -100,7 +100,7 @@ def _warnings(pool: Pool, event: Surveyed) -> Iterator[tuple[str, dict[str, Any]
         shown = ", ".join(f"{queue} ({count:,})" for queue, count in event.waiting.items())
         yield "jobs wait in queues that no pool here serves", {"queues": shown, "mend": START_ONE}
     schedules = sorted(chain.from_iterable(info.schedules for info in handlers))
-    if schedules and not (pool.settings.cron or event.neighbours.has_scheduler):
+    if schedules and not (pool.settings.cron or event.other_pools.has_scheduler):
         mend = "start one pool with --cron, or run `jobpool cron run`, if neither does elsewhere"
         yield "the app has schedules, and no pool here fires them", {"schedules": schedules, "mend": mend}
 

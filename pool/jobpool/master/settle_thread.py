@@ -104,7 +104,7 @@ class SettleThread(MasterThread):
             self._reap_at = self._count_at = 0.0
             self._wake.notify()
 
-    def tell_hooks(self, closed: frozenset[str] | None) -> None:
+    def notify_hooks(self, closed: frozenset[str] | None) -> None:
         """Tell the app's `on_death` hooks of deaths in all queues but these; None = the app has no hooks."""
         self._dead_letters.closed_to_hooks = closed
         if closed is not None:
@@ -206,7 +206,7 @@ class SettleThread(MasterThread):
         now = self._clock.mono()
         if any(answers):  # a refusal alone may come without a question to the broker
             self.answered_at = now
-            self._broker_retry.over(self._kind(batch[0][0].lease.queue))
+            self._broker_retry.answered(self._kind(batch[0][0].lease.queue))
         self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], now - asked_at))
         self._left -= len(batch)
         if self._until_empty and self._left <= 0:
@@ -277,7 +277,7 @@ class SettleThread(MasterThread):
         self._refused += refused
         self._retry_at = min(self._retry_at, now + max(self._retry_pause, MIN_RETRY_PAUSE_S))
         self._calm_at = now + CALM_S
-        self._broker_retry.tell(error, REFUSED)
+        self._broker_retry.report(error, REFUSED)
 
     def _settle_refused(self) -> None:
         """Try the kept settlements again, and keep those that are refused once more."""
@@ -293,7 +293,7 @@ class SettleThread(MasterThread):
 
     def _end_refusal(self) -> None:
         self._calm_at = math.inf
-        self._broker_retry.over(REFUSED)
+        self._broker_retry.answered(REFUSED)
 
     def _live(self, batch: list[Work]) -> list[Work]:
         """Return those whose leases run; the others are given up."""
@@ -373,7 +373,7 @@ class SettleThread(MasterThread):
             return False
         if asks:
             self.answered_at = self._clock.mono()
-        self._broker_retry.over(*kinds)
+        self._broker_retry.answered(*kinds)
         return True
 
 

@@ -117,7 +117,7 @@ class Slot:
         elif self.state is not SlotState.EMPTY:
             self.engaged[self.index] = self
 
-    def hand(self, deliveries: list[Delivery], now: float) -> None:
+    def add_deliveries(self, deliveries: list[Delivery], now: float) -> None:
         """Note that these, one at least, were written to the child; the clock of the head starts here."""
         if not self.deliveries:
             self.move(SlotState.BUSY, now)

@@ -127,11 +127,12 @@ def answer_requests(pool: Pool, now: float, actions: list[act.Action]) -> None:
     for request, answer in pool.requests:
         slot = pool.slots.all[request.slot] if 0 <= request.slot < len(pool.slots.all) else None
         if slot is None or not slot.pid or slot.pid != request.pid or slot.dead_at:
-            actions.append(act.Tell(answer, f"refused: child {request.pid} is not in slot {request.slot} any more"))
+            gone = f"refused: child {request.pid} is not in slot {request.slot} any more"
+            actions.append(act.AnswerUser(answer, gone))
         elif request.verb == STACK and not slot.dumped_at:
-            actions.append(act.TellStack(slot, answer))
+            actions.append(act.AnswerStack(slot, answer))
         else:
-            actions.append(act.Tell(answer, _done(pool, slot, request, now, actions)))
+            actions.append(act.AnswerUser(answer, _done(pool, slot, request, now, actions)))
     pool.requests.clear()
 
 

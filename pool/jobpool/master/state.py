@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
-from jobpool.broker.control import Mark, Pause
+from jobpool.broker.control import CancelMark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
@@ -206,7 +206,7 @@ class Pool:
     """Queues from which nothing is fetched because a person has asked for it."""
     ident: str = field(default_factory=lambda: secrets.token_hex(4))  # its id among the pools of its broker
     drained: bool = False  # a person has asked this pool to fetch nothing
-    cancels: dict[str, Mark] = field(default_factory=dict)  # messages that a person has cancelled, by id
+    cancels: dict[str, CancelMark] = field(default_factory=dict)  # messages that a person has cancelled, by id
     cancels_over: list[str] = field(default_factory=list)  # ids of settled ones: the loop has their marks removed
     control_came: bool = False  # the requests of people have changed: the loop tells the fetch thread
     answered_queues: set[str] = field(default_factory=set)

@@ -42,7 +42,7 @@ from jobpool.telemetry.metrics.rollup import RollupThread, SeriesByPlace
 if TYPE_CHECKING:
     from jobpool.telemetry.metrics.server import Server
 
-END_LIMIT_S = 2.0  # seconds for the last rollups, and for the last rows of history, to be written at a stop
+FLUSH_LIMIT_S = 2.0  # seconds for the last rollups, and for the last rows of history, to be written at a stop
 
 NO_ANSWER = "the pool's loop does not answer"
 PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and each costs some microseconds a slot
@@ -56,7 +56,7 @@ MASKED_FIELDS = {"error", "output", "said", "trace"}
 STACK = "stack of a child"
 """A line of the log that is not thinned: a person has asked for it."""
 
-TELL_RUNNING_EVERY_S = 1.0  # seconds between two looks at what runs, and the age from which on it is told
+PUBLISH_RUNNING_EVERY_S = 1.0  # seconds between two looks at what runs, and the age from which on it is told
 RUNNING_TTL_S = 60.0  # seconds for which that is kept
 HOST = socket.gethostname()
 RELOAD_SHOWN_S = 1.0  # seconds for which a reload is shown at least: who tells the service manager looks twice a second
@@ -91,9 +91,9 @@ class Telemetry:
         """Write what is left, then serve no more. Blocks for some seconds at most, and only if it cannot be written."""
         self.calls.close()
         if self.rollups is not None:
-            self.rollups.finish(self.observer.snapshot(pool).ended, END_LIMIT_S)
+            self.rollups.finish(self.observer.snapshot(pool).ended, FLUSH_LIMIT_S)
         if self.history is not None and self.observer.feed is not None:
-            self.history.finish([attempt_of(one) for one in self.observer.feed.take()], END_LIMIT_S)
+            self.history.finish([attempt_of(one) for one in self.observer.feed.take()], FLUSH_LIMIT_S)
         self.close()
 
     def close(self) -> None:
@@ -342,18 +342,18 @@ class RunningThread(threading.Thread):
         super().__init__(name="running", daemon=True)
         self._keys, self._calls, self._board = keys, calls, board
         self._end = threading.Event()
-        self._told: dict[str, tuple[bytes, float]] = {}  # by id: what was written, and when
+        self._published: dict[str, tuple[bytes, float]] = {}  # by id: what was written, and when
 
     def stop(self) -> None:
         """End soon. Returns at once."""
         self._end.set()
 
     def run(self) -> None:
-        while not self._end.wait(TELL_RUNNING_EVERY_S):
+        while not self._end.wait(PUBLISH_RUNNING_EVERY_S):
             with contextlib.suppress(JobpoolError):  # the next round is another try
-                self._tell(self._calls.call_in_loop(_long_running) or [])
+                self._publish(self._calls.call_in_loop(_long_running) or [])
 
-    def _tell(self, running: list[Running]) -> None:
+    def _publish(self, running: list[Running]) -> None:
         now, records = time.monotonic(), dict[str, bytes]()
         for one in running:
             view = self._board.slot(one.slot).child.read()
@@ -361,12 +361,12 @@ class RunningThread(threading.Thread):
             if view.nonce == one.nonce and (view.progress or view.progress_text):
                 said |= {"progress": view.progress, "note": view.progress_text or None}
             record = json.dumps(said).encode()
-            before, at = self._told.get(one.ident, (b"", 0.0))
+            before, at = self._published.get(one.ident, (b"", 0.0))
             if record != before or now - at >= RUNNING_TTL_S / 3:
                 records[one.ident] = record
         self._keys.put_records(RUNNING_SPACE, records, RUNNING_TTL_S)
-        self._told = {one.ident: self._told.get(one.ident, (b"", 0.0)) for one in running}
-        self._told |= {ident: (record, now) for ident, record in records.items()}
+        self._published = {one.ident: self._published.get(one.ident, (b"", 0.0)) for one in running}
+        self._published |= {ident: (record, now) for ident, record in records.items()}
 
 
 class Running(NamedTuple):
@@ -383,7 +383,7 @@ def _long_running(pool: Pool) -> list[Running]:
     return [
         Running(head.lease.id, head.lease.deliveries, head.nonce, slot.index, round(slot.head_since + offset, 1))
         for slot in pool.slots.live
-        if slot.deliveries and pool.now - slot.head_since >= TELL_RUNNING_EVERY_S and (head := slot.deliveries[0])
+        if slot.deliveries and pool.now - slot.head_since >= PUBLISH_RUNNING_EVERY_S and (head := slot.deliveries[0])
     ]
 
 

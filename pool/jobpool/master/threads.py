@@ -97,7 +97,7 @@ class BrokerRetry:
         self._thread = thread
         self._pauses: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
-        self._told: type[Exception] | None = None
+        self._reported: type[Exception] | None = None
         self._let_in: set[str] = set()
 
     def failed(self, error: BackendUnavailable | AccessRefused, call: str = "", *, holding: bool = False) -> None:
@@ -109,30 +109,30 @@ class BrokerRetry:
         refused = isinstance(error, AccessRefused)
         if refused and not holding and call not in self._let_in:
             raise error
-        self.tell(error, call)
+        self.report(error, call)
         longest = MAX_REFUSED_PAUSE_S if refused else MAX_PAUSE_S
         pause = self._pauses[call] = min(longest, 2 * self._pauses[call] or FIRST_PAUSE_S)
         if self._stop.wait(pause):
             time.sleep(FIRST_PAUSE_S)  # calls that are still tried at a stop keep a pause too
 
-    def tell(self, error: BackendUnavailable | AccessRefused, call: str) -> None:
-        if type(error) is not self._told:
-            self._told = type(error)
+    def report(self, error: BackendUnavailable | AccessRefused, call: str) -> None:
+        if type(error) is not self._reported:
+            self._reported = type(error)
             self._inbox.put(BrokerSilent(str(error), self._thread, type(error)))
         self._pauses.setdefault(call, 0.0)
         self._failed_at[call] = time.monotonic()
 
-    def over(self, *calls: str) -> None:
+    def answered(self, *calls: str) -> None:
         """Note that the broker has answered these kinds of calls, if any."""
         self._let_in.update(calls)
-        if self._told is None:
+        if self._reported is None:
             return
         old = time.monotonic() - FORGET_FAILURE_S
         for call in (*calls, *(call for call, at in self._failed_at.items() if at < old)):
             self._pauses.pop(call, None)
             self._failed_at.pop(call, None)
         if not self._pauses:
-            self._told = None
+            self._reported = None
             self._inbox.put(BrokerAnswered(self._thread))
 
 
@@ -181,7 +181,7 @@ class RenewThread(MasterThread):
         ]
         boot = self._backend.clock.boot()
         if all(answered) and (answered or all(boot < delivery.lease.expires_at for delivery in self._held())):
-            self._broker_retry.over("")
+            self._broker_retry.answered("")
 
     def _due(self) -> dict[str, list[Delivery]]:
         """Return, by queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
@@ -233,7 +233,7 @@ class ControlThread(MasterThread):
         self._backend = backend
         self._describe = describe
         self._wanted = wanted
-        self._known: control.Asked | None = None
+        self._known: control.PoolRequests | None = None
         self._over: deque[str] = deque()
         self._told: list[object] = []
         self._tell_at = 0.0
@@ -246,7 +246,7 @@ class ControlThread(MasterThread):
             except OUTAGES as error:
                 self._broker_retry.failed(error)
                 continue
-            self._broker_retry.over("")
+            self._broker_retry.answered("")
             self._halt.wait(pause)
         with contextlib.suppress(*OUTAGES):
             control.unmark(self._backend, list(self._over))
@@ -271,7 +271,7 @@ class ControlThread(MasterThread):
         self._is_up |= pool.children >= self._wanted()
         shown = [self._is_up, pool.state, *pool.queues]
         if shown != self._told or time.monotonic() >= self._tell_at:
-            control.tell(self._backend, pool)
+            control.publish_pool(self._backend, pool)
             self._told, self._tell_at = shown, time.monotonic() + control.TELL_EVERY_S
         return CONTROL_EVERY_S if pool.lease_margin is not None else IDLE_CONTROL_EVERY_S
 

@@ -86,7 +86,7 @@ class Death(Struct, frozen=True):
         is_said = not self.sent_by or self.sent_by == f"the pool: {how}"
         return how if is_said else f"{how} ({self.sent_by})"
 
-    def told(self) -> str:
+    def details(self) -> str:
         """Return all of it, for people: several lines."""
         memory, cpu = self._used()
         core = "dumped" if self.core else ""

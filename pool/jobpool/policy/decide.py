@@ -60,11 +60,11 @@ def decide(
         case ended.Succeeded(follow_ups, result):
             return Ack(follow_ups, result) if follow_ups or result else ACK
         case ended.Failed(error, True, cause):
-            return Abandon("unrecoverable", error, _beside(lease, cause))
+            return Abandon("unrecoverable", error, _output_unless_crashed(lease, cause))
         case ended.Failed(error, _, cause):
-            return _failed("failed", error, lease, rules, retry, cause=_beside(lease, cause))
+            return _failed("failed", error, lease, rules, retry, cause=_output_unless_crashed(lease, cause))
         case ended.RetryAsked(after, error, cause):
-            return _failed("failed", error, lease, rules, retry, _bounded(after), _beside(lease, cause))
+            return _failed("failed", error, lease, rules, retry, _bounded(after), _output_unless_crashed(lease, cause))
         case ended.TimedOut(error, cause):
             return _failed("timeout", error, lease, rules, retry, cause=cause)
         case ended.MemoryExceeded(error, cause):
@@ -101,7 +101,7 @@ def _given_up(
         case ended.HandlerNotAllowed(handler):
             return Abandon("handler-not-allowed", f"handler {handler!r} is not allowed on this queue")
         case ended.Cancelled(error, cause):
-            return Abandon("cancelled", error, _beside(lease, cause))
+            return Abandon("cancelled", error, _output_unless_crashed(lease, cause))
         case ended.Expired():
             return Abandon("expired", "not started before it expired")
 
@@ -125,7 +125,7 @@ def _failed(
     return Nack((rules.backoff or retry).delay(failures) if delay is None else delay, error, cause)
 
 
-def _beside(lease: JobLease, printed: str | None) -> str | None:
+def _output_unless_crashed(lease: JobLease, printed: str | None) -> str | None:
     """Return the record of what was printed, unless the message may have that of a crash, which says more."""
     return None if lease.crashes else printed
 

@@ -199,7 +199,7 @@ PRESETS = {
 
 FIXED_BASE_S = 5.0  # of `fixed` when none is given
 
-_WORDS = {
+_BACKOFF_FIELDS = {
     "base": ("base", parse_duration),
     "multiplier": ("multiplier", parse_number),
     "max": ("max_delay", parse_duration),
@@ -208,7 +208,7 @@ _WORDS = {
 }
 """Word of the setting `retry` → field of the policy, and what parses it."""
 
-_TAKES = {"none": ("attempts",), "fixed": ("base", "attempts"), "exponential": tuple(_WORDS)}
+_TAKES = {"none": ("attempts",), "fixed": ("base", "attempts"), "exponential": tuple(_BACKOFF_FIELDS)}
 
 
 def parse_retry(value: object) -> RetryPolicy:
@@ -217,7 +217,7 @@ def parse_retry(value: object) -> RetryPolicy:
     A word left out is that of `RetryPolicy()`. But `fixed` waits for 5 s, and a lone `exponential` is the preset.
     Raises `ValueError` if it cannot be read; the text says how to write it.
     """
-    text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
+    text, given = parse_words(value, {word: parse for word, (_, parse) in _BACKOFF_FIELDS.items()})
     strategy, *unknown = text.lower().split() or [""]
     if strategy not in _TAKES:
         raise ValueError(
@@ -233,7 +233,7 @@ def parse_retry(value: object) -> RetryPolicy:
         return PRESETS[strategy]
     if strategy == "fixed":
         given.setdefault("base", FIXED_BASE_S)
-    return RetryPolicy(**{"strategy": strategy} | {_WORDS[word][0]: given[word] for word in given})
+    return RetryPolicy(**{"strategy": strategy} | {_BACKOFF_FIELDS[word][0]: given[word] for word in given})
 
 
 def _not_known(given: str, takes: tuple[str, ...]) -> str:

@@ -149,7 +149,7 @@ class FaultyWorker(QueueWorker):
                 raise BackendUnavailable(SILENT)
             return answer
 
-        return self._patiently(lease, settle)
+        return self._retry_while_leased(lease, settle)
 
     def _calls(self, at: Point, lease: JobLease) -> int:
         down = self._plan.take(at, lease, BrokerDown)

@@ -120,7 +120,7 @@ def test_its_end_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
 def test_a_restart_command_that_never_ends_is_ended_with_what_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_faults, "END_LIMIT_S", 0.1)
+    monkeypatch.setattr(broker_faults, "STOP_COMMAND_LIMIT_S", 0.1)
     restart = broker_faults.BrokerRestart("sleep 600; true", tmp_path / "log")
     pid = restart.begin()
     wait_until(lambda: len(processes.tree_of(pid)) == 2, what="it has begun")

@@ -163,7 +163,7 @@ def test_idle_lines_beyond_a_few_are_closed(clients: Clients) -> None:
     backend = clients.open()
     taken = [backend._connections.take_idle() for _ in range(MAX_IDLE + 3)]
     for connection in taken:
-        with backend._connections.speaking(connection):
+        with backend._connections.lending(connection):
             connection.burst([b"list-tube-used"])
     assert sum(not connection.broken for connection in taken) == MAX_IDLE
 

@@ -11,7 +11,14 @@ from support.waiting import wait_until
 
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.connection import Answer, Connection, Counters, read_counters
-from jobpool_backends.beanstalk.records import MAX_DELAY_S, Charge, Record, charge, from_bytes, whole_seconds
+from jobpool_backends.beanstalk.records import (
+    MAX_DELAY_S,
+    CountedCrash,
+    Record,
+    count_crashes,
+    from_bytes,
+    whole_seconds,
+)
 from jobpool_backends.reaping import NativeReaping
 
 
@@ -34,7 +41,7 @@ def test_a_charge_is_taken_back_when_the_lease_ends_before_the_original_is_delet
         fetcher = backend._fetcher
         put = fetcher._put
 
-        def put_slowly(connection: Connection, charged: Charge, body: bytes, counters: Counters) -> Answer:
+        def put_slowly(connection: Connection, charged: CountedCrash, body: bytes, counters: Counters) -> Answer:
             answer = put(connection, charged, body, counters)
             clients.advance(10.0)
             assert clients.raw.reserve(timeout=0).id < clients.raw.peek_ready().id, "somebody has the original"
@@ -89,9 +96,9 @@ def test_charge(monkeypatch: pytest.MonkeyPatch) -> None:
         record = Record(
             "x", 1.0, attempts=2, crashes=before, deliveries=7, crashed_at=at, last_error="boom", cause="old"
         )
-        charged = charge(record, new, "SIGBUS", policy, NOW)
+        charged = count_crashes(record, new, "SIGBUS", policy, NOW)
         died = ("crash-limit", NOW) if dead else (None, None)
-        assert charged == Charge(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay), case
+        assert charged == CountedCrash(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay), case
 
 
 def test_delays_are_rounded_up_to_whole_seconds() -> None:
@@ -112,8 +119,8 @@ def test_the_ledger_tells_each_charge_once_and_keeps_the_policy_of_each_queue() 
     ledger = NativeReaping()
     assert ledger.policy("mails") == ReapPolicy()
     for number in range(1200):
-        ledger.add(Charge(Record(str(number), 1.0, crashes=1, cause="SIGBUS"), 0).reaped("mails"))
-    ledger.add(Charge(Record("y", 1.0, crashes=6, cause="c", died_at=2.0), 0).reaped("others"))
+        ledger.add(CountedCrash(Record(str(number), 1.0, crashes=1, cause="SIGBUS"), 0).reaped("mails"))
+    ledger.add(CountedCrash(Record("y", 1.0, crashes=6, cause="c", died_at=2.0), 0).reaped("others"))
     first = ledger.reap("mails", POLICY)
     assert (len(first), first[0]) == (1000, Reaped("0", "mails", 1, "SIGBUS", False))
     assert len(ledger.reap("mails", POLICY)) == 200

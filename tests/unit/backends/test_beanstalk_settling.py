@@ -61,8 +61,8 @@ def test_a_copy_is_taken_back_when_the_lease_ends_before_the_original_is_deleted
         settler = backend._settler
         put = settler._put
 
-        def put_slowly(call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
-            copies = put(call, helds)
+        def put_slowly(call: Call, held_jobs: Sequence[Held]) -> dict[Held, list[int]]:
+            copies = put(call, held_jobs)
             assert clients.counts() == (1, 0, 1, 0), "both are there"
             clients.advance(10.0)
             return copies
@@ -121,8 +121,8 @@ def test_a_job_that_a_full_binlog_hides_at_its_release_is_told(
     backend.enqueue(a_job())
     [lease] = backend.fetch_many(QUEUE, limit=1)
 
-    def refuse(_: Connections, helds: Sequence[Held], *_more: object, **_named: object) -> Answers:
-        return dict.fromkeys(helds, greenstalk.OutOfMemoryError())
+    def refuse(_: Connections, held_jobs: Sequence[Held], *_more: object, **_named: object) -> Answers:
+        return dict.fromkeys(held_jobs, greenstalk.OutOfMemoryError())
 
     monkeypatch.setattr(Connections, "send_each", refuse)
     with pytest.raises(WriteRefused, match=r"make room, then restart it, for until then it hides"):

@@ -16,7 +16,7 @@ from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis import enqueue
 from jobpool_backends.redis import leases as leases_module
-from jobpool_backends.redis.keyspace import CHANGE
+from jobpool_backends.redis.keyspace import BULK
 
 AT_ONCE = ReapPolicy(back_off=0.0)
 
@@ -147,7 +147,7 @@ def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig) -> None:
     backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY)  # meanwhile, by somebody else
     take(backend, 2)
     for verb in Verb:
-        assert backend._inspector._keys.run(CHANGE, [QUEUE], (verb.value, *seen)) == 0  # type: ignore[attr-defined]
+        assert backend._inspector._keys.run(BULK, [QUEUE], (verb.value, *seen)) == 0  # type: ignore[attr-defined]
     assert backend.stats(QUEUE).leased == 2
 
 

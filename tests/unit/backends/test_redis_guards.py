@@ -164,7 +164,7 @@ def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig) -> None:
 
 
 def test_the_guards_of_a_lease_are_always_the_same_bytes(rig: Rig) -> None:
-    """`settle.lua` finds what `begin.lua` has noted by them."""
+    """`settle.lua` finds what `acquire_guards.lua` has noted by them."""
     backend = rig.open()
     lease = new_lease(backend)
     holds = '[["job:nightly",1],["queue",5]]'

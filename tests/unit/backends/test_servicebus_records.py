@@ -1,4 +1,4 @@
-"""What a message of Service Bus carries: header, envelope, and the epitaph of a dead letter."""
+"""What a message of Service Bus carries: header, envelope, and the death record of a dead letter."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_header_that_we_would_not_write_is_none() -> None:
 
 
 def test_an_epitaph_that_we_would_not_write_is_a_text() -> None:
-    written = orjson.loads(replace(PLAIN, last_error="boom").epitaph(9))
+    written = orjson.loads(replace(PLAIN, last_error="boom").death_record(9))
     for change in ({"attempts": -1}, {"crashes": 2**40}, {"error": 7}, {"died_at": "x"}):
         epitaph = orjson.dumps(written | change).decode()
         dead = received([PLAIN.write()], dead_letter_reason="failed", dead_letter_error_description=epitaph)
@@ -103,7 +103,7 @@ def test_an_odd_id_or_body_of_another_program_s_is_no_error() -> None:
 
 
 def test_a_dead_letter_tells_how_it_died() -> None:
-    told = replace(FULL, last_error="the end", cause="SIGKILL").epitaph(99)
+    told = replace(FULL, last_error="the end", cause="SIGKILL").death_record(99)
     dead = read(received([FULL.write()], dead_letter_reason="timeout", dead_letter_error_description=told))
     assert (dead.reason, dead.died_at, dead.last_error, dead.cause) == ("timeout", 99, "the end", "SIGKILL")
     assert (dead.attempts, dead.crashes, dead.deliveries, dead.body) == (2, 1, 4, ENVELOPE)
@@ -123,8 +123,8 @@ def test_a_death_that_was_not_ours() -> None:
 
 def test_an_epitaph_is_never_too_long() -> None:
     for error in ("x" * 100_000, "\x00" * 100_000, "😀" * 9_000, '"' * 5_000):
-        told = replace(FULL, last_error=error, cause=error).epitaph(99)
-        assert len(told) <= records.MAX_EPITAPH_CHARS, error[:1]
+        told = replace(FULL, last_error=error, cause=error).death_record(99)
+        assert len(told) <= records.MAX_DEATH_RECORD_CHARS, error[:1]
         dead = read(received([FULL.write()], dead_letter_reason="r", dead_letter_error_description=told))
         assert (dead.died_at, dead.attempts) == (99, 2), error[:1]
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from bench import __main__ as command
-from bench import charts, comparison, recorded, report
+from bench import charts, comparison, recorded_tables, report
 from bench.comparison import Bar, Chart, Panel
 from bench.figures import Figure, Section
 from bench.peers import environment
 from bench.programs import sample
-from bench.recorded import Recorded
+from bench.recorded_tables import Recorded
 from click.testing import CliRunner
 
 LARGEST_PICTURE = 60_000
-TABLES = recorded.sections(charts.TABLES.read_text("utf-8"))
+TABLES = recorded_tables.sections(charts.TABLES.read_text("utf-8"))
 ABOUT = {"date": "2026-11-21 12:25 UTC", "cores": "2", "cpu": "a CPU", "python": "3.11.7", "redis": "7.0.15"}
 
 
@@ -55,7 +55,7 @@ def test_a_written_table_is_read_back(tmp_path: Path) -> None:
     ]
 
     report.write_readme(readme, [Section("redis", "title", figures, [environment.versions(["celery"])], 0.25)], ABOUT)
-    found = recorded.sections(readme.read_text())["redis"]
+    found = recorded_tables.sections(readme.read_text())["redis"]
 
     assert list(found.figures.values()) == figures
     assert found.about.items() >= ABOUT.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench import mixed, mixing
+from bench import mixed, mixed_jobs
 from bench.plan import Plan
 
 
@@ -17,14 +17,14 @@ def test_share_used(tmp_path: Path) -> None:
     ]:
         notes = tmp_path / "notes"
         notes.write_text("".join(f"{begun} {seconds}\n" for begun, seconds in naps))
-        assert mixing.share_used(notes, workers) == share, case
+        assert mixed_jobs.share_used(notes, workers) == share, case
 
 
 def test_all_run_the_same_jobs_in_the_same_order() -> None:
     mix = mixed.MIXES["3 % of 120 ms among 0.5 ms"]
-    lengths = mixing.lengths(mix, 10_000)
-    assert lengths == mixing.lengths(mix, 10_000)
-    assert sum(lengths) / len(lengths) == pytest.approx(mixing.mean(mix), rel=0.1)
+    lengths = mixed_jobs.lengths(mix, 10_000)
+    assert lengths == mixed_jobs.lengths(mix, 10_000)
+    assert sum(lengths) / len(lengths) == pytest.approx(mixed_jobs.mean(mix), rel=0.1)
 
 
 def test_a_tiny_run_beside_the_executor() -> None:

@@ -24,7 +24,7 @@ from jobpool_backends.memory import MemoryBackend
 
 def tell_of_a_pool(broker: QueueBackend) -> None:
     facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["mails"], "lease_margin": None}
-    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    control.publish_pool(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
 
 
 def test_a_pause_shows_in_stats_and_doctor_until_it_is_resumed(jobpool: Jobpool, broker: QueueBackend) -> None:

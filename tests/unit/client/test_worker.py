@@ -265,7 +265,7 @@ def test_an_interrupt_while_an_error_is_put_into_words_ends_the_caller(
     def build() -> None:
         raise error
 
-    monkeypatch.setattr(ending, "told", interrupted)
+    monkeypatch.setattr(ending, "traceback_text", interrupted)
     ident = put(backend, "report")
     with pytest.raises(KeyboardInterrupt):
         QueueWorker(backend, registry).process_once("reports")

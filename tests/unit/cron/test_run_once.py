@@ -112,8 +112,8 @@ def test_a_record_that_could_not_be_written_is_written_by_the_next_turn(
 ) -> None:
     rig.scheduler.define("a").queue("reports").hourly()
     runner = rig.runner()
-    monkeypatch.setattr(runner._memory, "_is_silent", True)
-    monkeypatch.setattr(runner._memory, "read", lambda _: None)
+    monkeypatch.setattr(runner._states, "_is_silent", True)
+    monkeypatch.setattr(runner._states, "read", lambda _: None)
     runner.run()
     assert seen(rig) is None
     monkeypatch.undo()
@@ -170,8 +170,8 @@ def test_a_silent_broker_is_told_nothing_more_in_the_same_turn(rig: CronRig) -> 
             rig.backend.silent = True
             return getattr(rig.backend.keys, name)
 
-    runner._memory._keys = Deaf()  # type: ignore[assignment]
-    runner._memory.read = lambda _: None  # type: ignore[method-assign, assignment]
+    runner._states._keys = Deaf()  # type: ignore[assignment]
+    runner._states.read = lambda _: None  # type: ignore[method-assign, assignment]
     assert [status for _, _, status in told(runner.run())].count("missed") == 3
     assert asked == ["take_many", "list_records"]
 

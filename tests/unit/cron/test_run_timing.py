@@ -71,7 +71,7 @@ def test_the_brokers_clock_is_asked_once_a_while_and_counted_on(broker: Broker) 
     assert broker.asked == 1
     turn(broker).advance(1)
     time.now()
-    assert (broker.asked, time.patience) == (2, ASK_EVERY)
+    assert (broker.asked, time.check_interval) == (2, ASK_EVERY)
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
@@ -114,4 +114,4 @@ def test_without_a_broker_s_clock_this_machine_s_wall_clock_counts(broker: Broke
     time.now()
     turn(broker).set_wall(3600.0)
     assert since_start(time.now()) == 3600.0
-    assert (broker.asked, time.patience) == (1, LOOK_EVERY)
+    assert (broker.asked, time.check_interval) == (1, LOOK_EVERY)

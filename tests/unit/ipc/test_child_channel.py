@@ -32,7 +32,7 @@ def line_and_reader() -> tuple[ChildChannel, int]:
 
 def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_leave() -> None:
     line, reading = line_and_reader()
-    assert line.hand([(7, RUN)])
+    assert line.write_runs([(7, RUN)])
     line.retire()
     assert line.take_back() == {7}
     assert line.take_back() == frozenset()
@@ -43,19 +43,19 @@ def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_l
 
 def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read() -> None:
     line, reading = line_and_reader()
-    assert line.hand([(7, RUN)])
+    assert line.write_runs([(7, RUN)])
     line.retire()
     assert isinstance(decode(os.read(reading, packets.INLINE_BYTES)), Run)
     assert os.read(reading, 1) == b""
     os.close(reading)
-    assert not line.hand([(7, RUN)]), "nothing more is handed to it"
+    assert not line.write_runs([(7, RUN)]), "nothing more is handed to it"
     line.close()
 
 
 def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back() -> None:
     line, reading = line_and_reader()
     runs = [Run(nonce, 1, 0, 0, 0.0, bytes(size)) for nonce, size in ((7, 1), (8, 50_000), (9, 1))]
-    assert line.hand([(run.nonce, run.encode()) for run in runs]) == 3
+    assert line.write_runs([(run.nonce, run.encode()) for run in runs]) == 3
     with few_descriptors():
         assert line.take_back() == {7}
         assert list(line.handed) == [8, 9]
@@ -68,7 +68,7 @@ def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back
 def test_frames_are_written_in_order_until_the_socket_is_full_and_counted() -> None:
     line, reading = line_and_reader()
     runs = [(nonce, Run(nonce, 1, 0, 0, 0.0, bytes(20_000)).encode()) for nonce in range(1, 500)]
-    count = line.hand(iter(runs))
+    count = line.write_runs(iter(runs))
     assert 0 < count < len(runs)
     assert list(line.handed) == [nonce for nonce, _ in runs[:count]]
     assert [decode(os.read(reading, packets.INLINE_BYTES)).nonce for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ def test_frames_are_written_in_order_until_the_socket_is_full_and_counted() -> N
 
 def test_an_answer_for_a_job_that_was_not_taken_leaves_it_to_be_taken_back() -> None:
     line, reading = line_and_reader()
-    line.hand([(7, RUN)])
+    line.write_runs([(7, RUN)])
     os.write(line.fds[1], Result(8, ResultKind.SUCCEEDED, 1.0, 1.0).encode())
     with pytest.raises(BrokenChannelError):
         line.receive()
@@ -91,11 +91,11 @@ def test_a_child_that_has_its_work_cut_short_is_cut_off() -> None:
     line, reading = line_and_reader()
     code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))  # a filter that leaves one byte of a packet
     with socket.socket(fileno=reading) as work:
-        line.hand([(7, RUN)])
+        line.write_runs([(7, RUN)])
         work.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(code)))  # SO_ATTACH_FILTER
-        line.hand([(9, RUN)])
+        line.write_runs([(9, RUN)])
         work.setsockopt(socket.SOL_SOCKET, 27, 0)  # SO_DETACH_FILTER
-        line.hand([(8, Run(8, 1, 0, 0, 0.0, b"x").encode())])
+        line.write_runs([(8, Run(8, 1, 0, 0, 0.0, b"x").encode())])
         os.write(line.fds[1], Ready().encode())
         assert line.take_back() == {7, 8}
         assert isinstance(line.receive(), Ready)
@@ -106,7 +106,7 @@ def test_a_child_that_has_its_work_cut_short_is_cut_off() -> None:
 
 def test_a_child_that_answers_for_what_it_has_not_taken_is_cut_off() -> None:
     line, reading = line_and_reader()
-    line.hand([(7, RUN)])
+    line.write_runs([(7, RUN)])
     os.write(line.fds[1], Result(7, ResultKind.SUCCEEDED, 1.0, 1.0).encode())  # it peeked
     assert isinstance(line.receive(), Result)
     assert line.take_back() == frozenset()
@@ -154,7 +154,7 @@ def test_a_full_output_pipe_has_room_again_and_keeps_the_newest(line: ChildChann
     output = line.fds[3]
     os.write(output, b"a little")
     assert not line.drain_output()
-    assert line.tell_dropped("printed") == "printed", "nothing is lost of what the child can read itself"
+    assert line.note_dropped("printed") == "printed", "nothing is lost of what the child can read itself"
     written = fill(output, b"x" * 4096)
     assert line.drain_output()
     assert not line.drain_output()
@@ -209,7 +209,7 @@ ANSWER = Result(7, ResultKind.SUCCEEDED, 1.0, 1.0)
     ids=["twice", "for another", "ready twice", "boots and fails", "a text above its cap", "a value above it", "line"],
 )
 def test_what_comes_out_of_turn_is_rubbish(line: ChildChannel, frames: list[Frame]) -> None:
-    line.hand([(7, RUN)])
+    line.write_runs([(7, RUN)])
     for frame in frames:
         packets.send_announced(line._far, frame.encode())
     for _ in frames[1:]:

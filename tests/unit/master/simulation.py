@@ -130,7 +130,7 @@ class Simulation(Stage):
     def _perform(self, action: act.Action) -> None:
         super()._perform(action)
         match action:
-            case act.Hand(slot, deliveries):
+            case act.Dispatch(slot, deliveries):
                 for delivery in deliveries:
                     self._jobs[delivery.nonce] = self._of_lease[delivery.lease.id]
                     self.children[slot.child].socket.append(delivery.nonce)

@@ -69,8 +69,8 @@ class Stage:
 
     def _perform(self, action: act.Action) -> None:
         match action:
-            case act.Hand(slot, deliveries):
-                slot.hand(deliveries, self.now)
+            case act.Dispatch(slot, deliveries):
+                slot.add_deliveries(deliveries, self.now)
             case act.Settle(work):
                 self.settled += [(delivery.lease.id, settlement) for delivery, settlement in work]
                 apply(self.pool, ev.Answered([(*each, Settled.OK) for each in work]), self.now)

@@ -14,7 +14,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, Reaped, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.master.dead_letter_jobs import LOOK_EVERY_S, DeadLetterJobs
+from jobpool.master.dead_letter_jobs import DEAD_LETTER_LOOK_S, DeadLetterJobs
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import Expired, HandlerNotAllowed, Outcome, Rejected, ResultKind
@@ -272,7 +272,7 @@ def test_letters_of_other_reapers_are_looked_for_every_five_minutes(broker: Queu
     crash_to_death(broker)
     crash_to_death(broker, "closed")
     assert not letters.is_due(["reports", "closed"])
-    clock.advance(LOOK_EVERY_S)
+    clock.advance(DEAD_LETTER_LOOK_S)
     assert letters.is_due(["reports", "closed"])
     letters.forward(["reports", "closed"])
     assert (broker.stats("reports").waiting, broker.stats("closed").waiting) == (1, 0)

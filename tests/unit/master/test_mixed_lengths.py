@@ -63,7 +63,7 @@ def ahead(stage: Stage, slot: Slot, *priorities: int) -> None:
         apply(stage.pool, ev.Leased([Inspected(lease, None)]), stage.now)
         delivery = next(d for d in stage.pool.ready if d.lease is lease)
         stage.pool.ready.remove(delivery)
-        slot.hand([delivery], stage.now)
+        slot.add_deliveries([delivery], stage.now)
     assert len(stage.pool.ready) == before
 
 
@@ -116,7 +116,7 @@ def test_who_begins_exactly_when_asked_keeps_it() -> None:
     stage.tell(ev.TookBack(busy.child, frozenset({rest[0].nonce})), ev.ChildResults(busy.child, [answer]))
     assert busy.deliveries[0] is begun
     assert list(idle.deliveries) == [rest[0]]
-    handed = Counter(d.nonce for action in of(stage.log, act.Hand) for d in action.deliveries)
+    handed = Counter(d.nonce for action in of(stage.log, act.Dispatch) for d in action.deliveries)
     assert max(handed.values()) == 1
 
 
@@ -193,7 +193,7 @@ def test_all_that_waits_behind_a_head_that_turns_long_goes_to_other_children_in_
     assert steal_due(stage.pool, stage.now) == pytest.approx(long.head_since + STEAL_QUICK_AFTER_S)
     [steal] = of(stage.after(STEAL_QUICK_AFTER_S * 0.5), act.Steal)
     assert (steal.slot, steal.most) == (long, 4)
-    hands = of(taken_back(stage, steal), act.Hand)
+    hands = of(taken_back(stage, steal), act.Dispatch)
     assert sum(len(hand.deliveries) for hand in hands) == 4
     assert long not in [hand.slot for hand in hands]
     assert len(stage.busy) == 5, "another one takes its part"

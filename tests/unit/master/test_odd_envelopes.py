@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from jobpool.broker.control import Mark
+from jobpool.broker.control import CancelMark
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.master import actions as act
@@ -57,7 +57,7 @@ class Broker:
         self.pool = Pool(Settings(queues=(("q", 1.0),), dead_letter_queue="dead"), now=0.0)
         self.pool.handlers = {"h": HandlerInfo("h", queues=["q"])}
         self.pool.closed_to_hooks = frozenset()
-        self.pool.cancels = {IDENT: Mark()} if cancelled else {}
+        self.pool.cancels = {IDENT: CancelMark()} if cancelled else {}
         self.planner = Planner(RetryPolicy(), open_backend("memory://").pack)
         self.inspector = LeaseInspector(EnvelopeSigner(keys), {})
 

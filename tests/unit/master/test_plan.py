@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 from stage import HANDLERS, Stage, of, step
 
-from jobpool.broker.control import Asked, Mark, Pause
+from jobpool.broker.control import CancelMark, Pause, PoolRequests
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.frames import NO_JOBS, Ask, HandlerInfo, Loaded, Reply, Result, to_raw
@@ -260,7 +260,7 @@ class TestKillsThatComeLate:
         slot = stage.run("report")
         stage.lease("report")
         behind = stage.pool.ready.popleft()
-        slot.hand([behind], stage.now)
+        slot.add_deliveries([behind], stage.now)
         if why == "memory":
             stage.tell(ev.Sampled([(slot.child, 2**30, 0.0, False)], stage.now))
         else:
@@ -347,7 +347,7 @@ class TestDeathsOfTheForkServer:
 class TestHandingOut:
     def test_idle_children_get_one_each(self) -> None:
         stage = Stage(workers=3).boot()
-        assert len(of(stage.lease("report", "report"), act.Hand)) == 2
+        assert len(of(stage.lease("report", "report"), act.Dispatch)) == 2
         assert len(stage.busy) == 2
 
     def test_without_look_ahead_the_rest_waits_in_the_master(self) -> None:
@@ -380,7 +380,7 @@ class TestHandingOut:
         stage.pool.ready.clear()
         extra = stage.a_lease("report")
         apply(stage.pool, ev.Leased([Inspected(extra, None)]), stage.now)
-        slot.hand([stage.pool.ready.popleft()], stage.now)
+        slot.add_deliveries([stage.pool.ready.popleft()], stage.now)
         actions = stage.after(STALE_AFTER_S + 0.01)
         [taken] = of(actions, act.TakeBack)
         assert taken.slot is slot
@@ -418,7 +418,7 @@ class TestHandingOut:
 
     def test_what_was_rejected_is_never_handed_over(self) -> None:
         stage = Stage().boot()
-        assert not of(stage.lease("report", outcome=Rejected("forged")), act.Hand)
+        assert not of(stage.lease("report", outcome=Rejected("forged")), act.Dispatch)
         assert stage.verdicts() == [Abandon("rejected", "forged")]
 
 
@@ -557,9 +557,9 @@ class TestDeaths:
         slot = stage.run("slow")
         second = stage.a_lease("report")
         apply(stage.pool, ev.Leased([Inspected(second, None)]), stage.now)
-        slot.hand([stage.pool.ready.popleft()], stage.now)
+        slot.add_deliveries([stage.pool.ready.popleft()], stage.now)
         actions = stage.die(slot, unread=1)
-        [hand] = of(actions, act.Hand)
+        [hand] = of(actions, act.Dispatch)
         assert [d.lease for d in hand.deliveries] == [second]
         assert hand.slot is not slot
         assert len(stage.settled) == 1
@@ -898,7 +898,7 @@ class TestStopping:
 
     def test_a_pool_that_stops_beside_paused_queues_says_how_many_jobs_wait_there(self) -> None:
         stage = Stage(workers=1, until_empty=True).boot()
-        stage.tell(ev.ControlRead(Asked(paused={"reports": Pause("reports")})))
+        stage.tell(ev.ControlRead(PoolRequests(paused={"reports": Pause("reports")})))
         stage.tell(ev.Counted({"reports": QueueStats(waiting=2, delayed=1)}))
         assert stage.pool.is_stopping
         note = stage.pool.notes[-1]
@@ -912,7 +912,7 @@ class TestStopping:
         delivery = stage.run().deliveries[0]
         delivery.settling = True
         lease = delivery.lease
-        stage.tell(ev.ControlRead(Asked(cancels={lease.id: Mark()})))
+        stage.tell(ev.ControlRead(PoolRequests(cancels={lease.id: CancelMark()})))
         stage.tell(ev.Answered([(delivery, settlement, Settled.OK)]))
         assert stage.pool.cancels_over == [], "it was not cancelled yet"
         stage.tell(ev.Leased([Inspected(lease, None)]))
@@ -923,7 +923,7 @@ class TestStopping:
     def test_a_job_that_is_cancelled_before_its_run_is_told_with_its_handler(self) -> None:
         stage = Stage(workers=1).boot()
         lease = stage.a_lease("report")
-        stage.tell(ev.ControlRead(Asked(cancels={lease.id: Mark()})))
+        stage.tell(ev.ControlRead(PoolRequests(cancels={lease.id: CancelMark()})))
         stage.tell(ev.Leased([Inspected(lease, None)]))
         assert [type(verdict) for verdict in stage.verdicts()] == [Abandon]
         [note] = [note for note in stage.pool.notes if note.event == "a job is cancelled"]
@@ -1207,8 +1207,8 @@ class TestReload:
         stage = Stage(workers=2).boot()
         stage.tell(ev.SignalCame(signal.SIGTTOU), ev.Leased([Inspected(stage.a_lease("report"), None)] * 2))
         [told] = of(stage.log, act.RetireChild)
-        assert [hand.slot for hand in of(stage.log, act.Hand) if hand.slot is told.slot] == []
-        assert of(stage.log, act.Hand)
+        assert [hand.slot for hand in of(stage.log, act.Dispatch) if hand.slot is told.slot] == []
+        assert of(stage.log, act.Dispatch)
 
     def test_a_child_that_does_not_leave_when_it_was_told_is_killed_once_and_its_death_is_no_crash(self) -> None:
         stage = Stage(workers=1).boot()
@@ -1252,7 +1252,7 @@ class TestReload:
 
     def test_quit_asks_for_stacks(self) -> None:
         stage = Stage(workers=1).boot()
-        assert of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.TellStack) == [act.TellStack(stage.idle[0], None)]
+        assert of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.AnswerStack) == [act.AnswerStack(stage.idle[0], None)]
 
 
 class TestBrokenChannels:

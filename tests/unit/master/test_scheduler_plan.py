@@ -12,7 +12,7 @@ from jobpool.ipc.scheduler_process import REFUSED
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.scheduler import (
-    END_LIMIT_S,
+    SCHEDULER_STOP_S,
     SILENT_AFTER_S,
     SchedulerEnded,
     SchedulerReady,
@@ -239,12 +239,12 @@ def test_a_reload_to_a_broken_app_leaves_it_alone() -> None:
 def test_one_that_does_not_end_when_it_is_replaced_is_killed_unless_it_runs_a_job(runs: str) -> None:
     stage = reloaded()
     stage.tell(SchedulerTurned(77, runs), SchedulerReady(78))
-    assert passes(stage, END_LIMIT_S - 0.1) == []
+    assert passes(stage, SCHEDULER_STOP_S - 0.1) == []
     assert signals(stage.after(0.2)) == ([] if runs else [(77, signal.SIGKILL)])
     assert passes(stage, SILENT_AFTER_S / 2) == []
     if runs:  # it has come to its end, and the process has not
         stage.tell(SchedulerTurned(77, ""))
-        assert passes(stage, END_LIMIT_S + 0.1) == [(77, signal.SIGKILL)]
+        assert passes(stage, SCHEDULER_STOP_S + 0.1) == [(77, signal.SIGKILL)]
     assert starts(died(stage, -9)) == 0
     assert stage.pool.schedulers.failures == 0
 
@@ -330,8 +330,8 @@ def test_one_that_hangs_holds_up_a_stop_only_if_it_runs_a_job(runs: str) -> None
     stage = begun(stop_grace=60.0)
     stage.tell(SchedulerTurned(77, runs))
     stage.tell(ev.SignalCame(signal.SIGTERM))
-    assert passes(stage, END_LIMIT_S - 1) == []
+    assert passes(stage, SCHEDULER_STOP_S - 1) == []
     assert passes(stage, 1) == ([] if runs else [(77, signal.SIGKILL)])
     if runs:  # once its job has ended, it has as long to say so
         stage.tell(SchedulerTurned(77, ""))
-        assert passes(stage, END_LIMIT_S) == [(77, signal.SIGKILL)]
+        assert passes(stage, SCHEDULER_STOP_S) == [(77, signal.SIGKILL)]

@@ -14,8 +14,8 @@ from jobpool.ipc.frames import HandlerInfo
 from jobpool.master import events as ev
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.run import Neighbourhood, waiting_elsewhere
-from jobpool.master.serving import Neighbours, Surveyed, named_queues
+from jobpool.master.run import MachinePools, waiting_elsewhere
+from jobpool.master.serving import OtherPools, Surveyed, named_queues
 from jobpool.master.settle_thread import SettleThread
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import LeaseInspector
@@ -84,14 +84,14 @@ def test_the_setting_wins() -> None:
     assert stage.pool.queues == {"big": 3.0}
 
 
-NOBODY = Neighbours()
+NOBODY = OtherPools()
 
 
 def test_what_nothing_serves_is_said_once() -> None:
     for event, settings, said in [
         (Surveyed(NOBODY, {}), {"cron": True}, ["mails: mail; default: mail"]),
-        (Surveyed(Neighbours(frozenset({"mails", "default"}), True), {}), {}, []),
-        (Surveyed(Neighbours(frozenset({"mails", "default"})), {}), {}, [["nightly"]]),
+        (Surveyed(OtherPools(frozenset({"mails", "default"}), True), {}), {}, []),
+        (Surveyed(OtherPools(frozenset({"mails", "default"})), {}), {}, [["nightly"]]),
         (Surveyed(NOBODY, {"typo": 1200}), {"cron": True}, ["mails: mail; default: mail", "typo (1,200)"]),
     ]:
         stage = Stage(**settings).boot()
@@ -134,7 +134,7 @@ def test_threads_take_up_queues_while_they_run() -> None:
     backend, inbox = MemoryBackend(), Inbox()
     ident = backend.enqueue(a_job())
     backend.enqueue(a_job(queue="typo"))
-    look = Neighbourhood(look=lambda: Neighbours(frozenset({OTHER}))).look
+    look = MachinePools(read=lambda: OtherPools(frozenset({OTHER}))).read
 
     def survey(served: Any) -> ev.Event:
         return Surveyed(look(), waiting_elsewhere(backend, {*served, OTHER}))
@@ -155,7 +155,7 @@ def test_threads_take_up_queues_while_they_run() -> None:
         seen.clear()
         fetch.serve_queues({OTHER: 1.0, QUEUE: 2.0})
         settle.serve_queues({OTHER: 1.0, QUEUE: 2.0})
-        assert wait_for(Surveyed) == Surveyed(Neighbours(frozenset({OTHER})), {"typo": 1})
+        assert wait_for(Surveyed) == Surveyed(OtherPools(frozenset({OTHER})), {"typo": 1})
         assert set(wait_for(ev.Counted).stats) == {OTHER, QUEUE}
         [inspected] = wait_for(ev.Leased).leases
         assert inspected.lease.id == ident

@@ -35,7 +35,7 @@ def test_a_childs_whole_life() -> None:
     assert slot is not None
     slots.start(slot, child=7, generation=1, now=1.0)
     slot.move(SlotState.IDLE, 2.0)
-    slot.hand([a_delivery(1)], 3.0)
+    slot.add_deliveries([a_delivery(1)], 3.0)
     assert (slot.state, slot.since) == (SlotState.BUSY, 3.0)
     assert slots.by_child(7) is slot
     head = slot.finished(1, 4.0)
@@ -51,8 +51,8 @@ def test_a_child_that_the_table_does_not_know_is_somebody_elses() -> None:
 
 def test_the_clock_of_the_next_attempt_starts_when_the_one_before_was_answered() -> None:
     slot = Slot(0, state=SlotState.IDLE)
-    slot.hand([a_delivery(1, timeout=5.0)], 10.0)
-    slot.hand([a_delivery(2, timeout=7.0)], 10.0)
+    slot.add_deliveries([a_delivery(1, timeout=5.0)], 10.0)
+    slot.add_deliveries([a_delivery(2, timeout=7.0)], 10.0)
     assert slot.deadline() == 15.0
     slot.finished(1, 14.0)
     assert slot.deadline() == 21.0
@@ -60,21 +60,21 @@ def test_the_clock_of_the_next_attempt_starts_when_the_one_before_was_answered()
 
 def test_an_answer_to_another_attempt_changes_nothing() -> None:
     slot = Slot(0, state=SlotState.IDLE)
-    slot.hand([a_delivery(1)], 10.0)
+    slot.add_deliveries([a_delivery(1)], 10.0)
     assert slot.finished(2, 11.0) is None
     assert [d.nonce for d in slot.deliveries] == [1]
 
 
 def test_an_unlimited_attempt_has_no_deadline() -> None:
     slot = Slot(0, state=SlotState.IDLE)
-    slot.hand([a_delivery(1, timeout=0.0)], 10.0)
+    slot.add_deliveries([a_delivery(1, timeout=0.0)], 10.0)
     assert slot.deadline() is None
 
 
 def test_taking_back_keeps_what_the_child_has_read() -> None:
     slot = Slot(0, state=SlotState.IDLE)
     for nonce in (1, 2, 3):
-        slot.hand([a_delivery(nonce)], 10.0)
+        slot.add_deliveries([a_delivery(nonce)], 10.0)
     assert [d.nonce for d in slot.take_back({2, 3}, 11.0)] == [2, 3]
     assert [d.nonce for d in slot.deliveries] == [1]
     assert slot.state is SlotState.BUSY

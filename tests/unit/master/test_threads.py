@@ -188,9 +188,9 @@ def test_a_call_that_always_fails_and_one_that_always_succeeds_do_not_take_turns
 ) -> None:
     for _ in range(5):
         outage.failed(BackendUnavailable("silent"), "reap")
-        outage.over("count")
+        outage.answered("count")
     assert inbox.take() == [ev.BrokerSilent("silent", "settle")]
-    outage.over("reap")
+    outage.answered("reap")
     assert inbox.take() == [ev.BrokerAnswered("settle")]
 
 
@@ -199,10 +199,10 @@ def test_a_kind_of_call_that_is_long_not_made_any_more_does_not_keep_an_outage_a
 ) -> None:
     """Its queue was paused, say, or there is no room for what it would bring."""
     outage.failed(BackendUnavailable("silent"), "fetch:reports")
-    outage.over()
+    outage.answered()
     assert inbox.take() == [ev.BrokerSilent("silent", "settle")]
     monkeypatch.setattr(threads, "FORGET_FAILURE_S", 0.0)
-    outage.over()
+    outage.answered()
     assert inbox.take() == [ev.BrokerAnswered("settle")]
 
 
@@ -210,14 +210,14 @@ def test_a_refusal_counts_as_an_outage_only_after_such_a_call_was_answered(inbox
     refused = AccessRefused("mend the password")
     with pytest.raises(AccessRefused):
         outage.failed(refused, "count")
-    outage.over("count")
+    outage.answered("count")
     outage.failed(refused, "count")
     outage.failed(refused, "settle", holding=True)
     assert inbox.take() == [ev.BrokerSilent("mend the password", "settle", AccessRefused)]
 
 
 def test_each_kind_of_trouble_is_told(inbox: Inbox, outage: BrokerRetry) -> None:
-    outage.over("settle")
+    outage.answered("settle")
     for error in (BackendUnavailable("silent"), AccessRefused("mend"), AccessRefused("mend"), WriteRefused("full")):
         outage.failed(error, "settle")
     assert [event.kind for event in inbox.take() if isinstance(event, ev.BrokerSilent)] == [

@@ -103,7 +103,7 @@ def test_lines_for_tables_and_logs() -> None:
 
 
 def test_all_of_it_for_people() -> None:
-    assert FULL.told() == (
+    assert FULL.details() == (
         "killed by SIGSEGV\n"
         "ended by      itself\n"
         "peak memory   31 MiB\n"
@@ -116,7 +116,7 @@ def test_all_of_it_for_people() -> None:
         "  reading page 7\n"
         "  reading page 8"
     )
-    assert Death("lease expired").told() == "lease expired"
+    assert Death("lease expired").details() == "lease expired"
 
 
 def test_no_cause_is_no_line() -> None:

@@ -139,7 +139,7 @@ def test_the_newest_of_each_name_are_gathered_and_older_ones_are_no_loss() -> No
 
 
 def test_what_finds_no_room_is_dropped_and_counted() -> None:
-    feed: Feed[int] = Feed(keep=100, most_items=3, most_bytes=100)
+    feed: Feed[int] = Feed(keep=100, max_items=3, max_bytes=100)
     for number in range(5):
         feed.add(str(number), number, 10)
     assert feed.dropped == 2

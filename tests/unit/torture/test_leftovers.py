@@ -73,7 +73,7 @@ def test_the_lease_of_a_pool_that_was_killed_is_waited_for(backend: QueueBackend
     backend.fetch_many(QUEUE, limit=1, ttl=0.2)
     rested: list[float] = []
     assert empty(backend, QUEUE, OURS, rested.append, 30.0) == ""
-    assert set(rested) == {leftovers.LOOK_EVERY_S}
+    assert set(rested) == {leftovers.LEFTOVERS_LOOK_S}
     assert backend.stats(QUEUE).pending == 0
 
 

@@ -146,7 +146,7 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
     monkeypatch.setattr(module, "taste", lambda *_, **__: jobs(-1))
     monkeypatch.setattr(module, "workload", lambda *_, **__: jobs(*JOBS))
     monkeypatch.setattr(module, "DrainStall", lambda _, now: DrainStall(PATIENCE, now))
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "POOLS_LOOK_S", 0.01)
     monkeypatch.setattr(module, "TURN_S", 0.005)
     for name in ("START_LIMIT_S", "ORPHANS_LIMIT_S", "INTERRUPTED_LIMIT_S", "REST_LIMIT_S"):
         monkeypatch.setattr(module, name, 0.2)

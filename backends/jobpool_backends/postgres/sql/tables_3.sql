@@ -7,7 +7,7 @@ CREATE INDEX messages_posted ON {schema}.messages (queue, ends_at) WHERE state >
 CREATE INDEX messages_later ON {schema}.messages (queue, available_at) WHERE state = 5;
 
 -- One row a claim, until a call notices that it has ended. A change of what a claim holds locks the row first; see
--- holding.sql. Messages name their claim.
+-- claims_held.sql. Messages name their claim.
 CREATE TABLE {schema}.claims (
     queue text COLLATE "C" NOT NULL,
     id text COLLATE "C" NOT NULL,

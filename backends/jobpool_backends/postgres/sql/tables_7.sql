@@ -2,7 +2,7 @@
 ALTER TABLE {schema}.messages ADD COLUMN IF NOT EXISTS batch text COLLATE "C";
 CREATE INDEX IF NOT EXISTS messages_batch ON {schema}.messages (batch, seq) WHERE batch IS NOT NULL;
 
--- One row a batch, in which the transactions that add and end its members count them; see batching.sql. A constraint
+-- One row a batch, in which the transactions that add and end its members count them; see batches.sql. A constraint
 -- trigger ends it, and adds its callbacks, at the commit after which none is left.
 CREATE TABLE IF NOT EXISTS {schema}.batches (
     id text COLLATE "C" NOT NULL PRIMARY KEY,

@@ -1,4 +1,4 @@
--- Where the first leases are, a row for each fetch and priority; see `take_leases` in fetching.sql. Sweeps and reaps
+-- Where the first leases are, a row for each fetch and priority; see `take_leases` in fetch.sql. Sweeps and reaps
 -- remove rows that have none left. If one is deleted by hand, its leases are never reaped.
 CREATE TABLE IF NOT EXISTS {schema}.fetches (
     queue text COLLATE "C" NOT NULL,

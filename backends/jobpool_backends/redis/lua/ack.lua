@@ -5,24 +5,24 @@
 
 local q, count = keys_of(1), (#ARGV - 1) / 3
 local members = {unpack(ARGV, 2, 1 + count)}
-local batched = beside(q, 'ids') ~= q.ids and beside(q, 'batched') or LEAD.memory
+local batched = named_key(q, 'ids') ~= q.ids and named_key(q, 'batched') or LEAD.memory
 if call('EXISTS', LEAD.memory, batched) > 0 then
     if call('EXISTS', LEAD.memory) == 1 then
         return
     end
-    for _, text in ipairs(ask('HMGET', batched, members)) do
+    for _, text in ipairs(read_many('HMGET', batched, members)) do
         if text then
             return
         end
     end
 end
-local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+local deadlines, records = read_many('ZMSCORE', q.leased, members), read_many('HMGET', q.record, members)
 for i = 1, count do
-    if judge(deadlines[i], records[i], ARGV[1 + count + i]) ~= 'o' then
+    if check_holder(deadlines[i], records[i], ARGV[1 + count + i]) ~= 'o' then
         return
     end
 end
 erase(q, members, {unpack(ARGV, 2 + 2 * count)}, {})
-many('ZREM', q.leased, members)
+write_many('ZREM', q.leased, members)
 remember(LEAD.memory, tonumber(ARGV[1]), string.rep('o', count))
 return 1

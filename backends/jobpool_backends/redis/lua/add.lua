@@ -12,10 +12,10 @@ local carried, carried_batched, leaving = {}, {}, {}
 -- `names` in `ended`.
 local function known_among(q, ids, given, names)
     local known = {}
-    for i, place in ipairs(ask('HMGET', q.ids, ids)) do
+    for i, place in ipairs(read_many('HMGET', q.ids, ids)) do
         known[ids[i]] = place and sub(place, 1, 19) ~= leaving[ids[i]]
     end
-    for i, memory in ipairs(ask('ZMSCORE', q.ended, names)) do
+    for i, memory in ipairs(read_many('ZMSCORE', q.ended, names)) do
         known[given[i]] = known[given[i]] or (memory and tonumber(memory) > now)
     end
     return known
@@ -32,23 +32,23 @@ local function note_new(news, names, id, seq, words, at, more)
     local member = words[at + 1] .. format('%016.0f', seq)
     if due ~= '' and tonumber(due) > now then
         available = due
-        put(new.delayed, due, member)
-        put(new.later, 0, member)
+        push_pair(new.delayed, due, member)
+        push_pair(new.later, 0, member)
     else
-        put(new.ready, 0, member)
+        push_pair(new.ready, 0, member)
     end
-    put(new.ids, id, member .. ' ' .. names[number])
+    push_pair(new.ids, id, member .. ' ' .. names[number])
     if more then
-        put(new.records, member, more.counters .. ' ' .. available .. ' ' .. stamp .. ' ' .. more.tail)
+        push_pair(new.records, member, more.counters .. ' ' .. available .. ' ' .. stamp .. ' ' .. more.tail)
         new.more[#new.more + 1] = {member, id, more}
         local batched = more.batch and id .. ' ' .. more.batch or carried_batched[id]
         if batched then
-            put(new.batched, member, batched)
+            push_pair(new.batched, member, batched)
         end
     else
-        put(new.records, member, '0 0 0 ' .. available .. ' ' .. stamp .. ' ' .. words[at + 3])
+        push_pair(new.records, member, '0 0 0 ' .. available .. ' ' .. stamp .. ' ' .. words[at + 3])
     end
-    put(new.bodies, member, words[at + 4])
+    push_pair(new.bodies, member, words[at + 4])
 end
 
 -- Crashes that it brings along count from now on.
@@ -59,7 +59,7 @@ local function write_more(q, member, id, more)
         notes.crashed = stamp
     end
     if next(notes) then
-        call('HSET', beside(q, 'notes'), member, cjson.encode(notes))
+        call('HSET', named_key(q, 'notes'), member, cjson.encode(notes))
     end
     if more.unique then
         take_key(q, more.unique, id, member)
@@ -69,18 +69,18 @@ end
 -- Write all but bodies, records and ids, which come last. Where the server refuses a command in between, the ids are
 -- unknown still, and a fetch drops a member without a record. So the call is repeated, and nothing is there twice.
 local function write_new(q, name, new)
-    many('ZADD', q.ready, new.ready)
-    many('ZADD', q.delayed, new.delayed)
-    many('ZADD', q.later, new.later)
+    write_many('ZADD', q.ready, new.ready)
+    write_many('ZADD', q.delayed, new.delayed)
+    write_many('ZADD', q.later, new.later)
     call('SADD', q.queues, name)
     for _, each in ipairs(new.more) do
         write_more(q, unpack(each))
     end
     if #new.batched > 0 then
-        many('HSET', beside(q, 'batched'), new.batched)
+        write_many('HSET', named_key(q, 'batched'), new.batched)
     end
     if #new.ready > 0 then
-        ring(q)
+        wake_one(q)
     end
 end
 
@@ -98,7 +98,7 @@ end
 -- Take the unique key, if any, of a message to be added. Return nil, or the id of the message that has the key already.
 -- `taken`: the keys of messages that this call adds.
 local function obstacle(q, number, key, id, taken)
-    call('EXISTS', beside(q, 'keyed'), beside(q, 'notes')) -- see beside.lua
+    call('EXISTS', named_key(q, 'keyed'), named_key(q, 'notes')) -- see named_keys.lua
     if not key then
         return nil
     end
@@ -113,7 +113,7 @@ local function join(q, more, id, seq, joined, brought)
     local batch = more.batch
     if may_join(q, batch, brought) then
         joined[batch] = joined[batch] or {}
-        put(joined[batch], digits(seq), id)
+        push_pair(joined[batch], digits(seq), id)
     elseif brought then
         more.batch = nil
     else
@@ -167,7 +167,7 @@ local function add(queues, names, words, at, count, refused, brought)
             local other = more and obstacle(queues[tonumber(words[from])], words[from], more.unique, id, taken)
             known[id] = true -- the same id again is the same message
             if other then
-                put(existing, id, other)
+                push_pair(existing, id, other)
             else
                 if more and more.batch and not join(queues[1], more, id, seq + 1, joined, brought) then
                     return more.batch
@@ -180,22 +180,22 @@ local function add(queues, names, words, at, count, refused, brought)
         end
     end
     call('SET', LEAD.last, digits(seq)) -- needs room: a full server would let all pass behind a DEL
-    many('DEL', stale[1], stale)
+    write_many('DEL', stale[1], stale)
     for number, new in pairs(news) do
         write_new(queues[number], names[number], new)
     end
     for batch, pairs_of in pairs(joined) do
         call('HINCRBY', shared(queues[1], 'batch:' .. batch), 'total', #pairs_of / 2)
-        many('ZADD', shared(queues[1], 'members:' .. batch), pairs_of)
+        write_many('ZADD', shared(queues[1], 'members:' .. batch), pairs_of)
     end
     for number, new in pairs(news) do
         local q = queues[number]
-        many('HSET', q.body, new.bodies)
-        many('HSET', q.record, new.records)
+        write_many('HSET', q.body, new.bodies)
+        write_many('HSET', q.record, new.records)
     end
     for number, new in pairs(news) do
-        many('HSET', queues[number].ids, new.ids)
+        write_many('HSET', queues[number].ids, new.ids)
     end
-    many('ZADD', queues[1].ended, scored(now + MEMORY, moved))
+    write_many('ZADD', queues[1].ended, scored(now + MEMORY, moved))
     return existing[1] and existing
 end

@@ -3,7 +3,7 @@
 -- A member stands in `batched` of its queue until it ends, so its end is counted once. Where that key is missing, there
 -- is nothing to do.
 
--- By batch, the ends of members in this call, which finish.lua counts: how many of each kind, and which failed.
+-- By batch, the ends of members in this call, which end_batches.lua counts: how many of each kind, and which failed.
 local touched = {}
 
 -- By batch that was asked for: whether it is open, and when it ended.
@@ -44,12 +44,12 @@ local function take_batched(q, members)
     if #members == 0 or #q.record - #q.ids == 3 then -- on a cluster both names begin alike
         return nil
     end
-    local key = beside(q, 'batched')
+    local key = named_key(q, 'batched')
     if call('EXISTS', key) == 0 then
         return nil
     end
-    local texts = ask('HMGET', key, members)
-    many('HDEL', key, members)
+    local texts = read_many('HMGET', key, members)
+    write_many('HDEL', key, members)
     return texts
 end
 
@@ -68,6 +68,6 @@ local function end_members(q, members, ending)
         end
     end
     for batch, ids in pairs(gone) do
-        many('ZREM', shared(q, 'members:' .. batch), ids)
+        write_many('ZREM', shared(q, 'members:' .. batch), ids)
     end
 end

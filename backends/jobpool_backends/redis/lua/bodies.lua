@@ -23,7 +23,7 @@ end
 -- The bodies of these members, of which some may be too large.
 local function read_bodies(q, members, large)
     if not next(large) then
-        return ask('HMGET', q.body, members)
+        return read_many('HMGET', q.body, members)
     end
     local bodies = {}
     for i, member in ipairs(members) do

@@ -11,13 +11,13 @@ local function give_up(members, records)
         changes[2 * i - 1], changes[2 * i] = member, with_tail(records[i], tail_of(records[i]), '-', '-')
         edits[i] = {member, 'reason', 'claim-limit'}
     end
-    many('ZREM', q.lives, members)
-    many('HSET', q.record, changes)
-    annotate(q, edits)
+    write_many('ZREM', q.lives, members)
+    write_many('HSET', q.record, changes)
+    note_failures(q, edits)
     bury(q, members)
     end_members(q, members, 'failed')
-    finish(q)
-    cap(q, tonumber(ARGV[6]), tonumber(ARGV[7]))
+    end_batches(q)
+    cap_dead(q, tonumber(ARGV[6]), tonumber(ARGV[7]))
 end
 
 -- The record of a message that this claim takes, and the end of its life.
@@ -35,15 +35,15 @@ local function hold(found)
         local text, life = take(found.records[i])
         push(kind, member)
         found.records[i] = text
-        put(changes, member, text)
+        push_pair(changes, member, text)
         if life then
-            put(lives, life, member)
+            push_pair(lives, life, member)
         end
     end
-    many('ZADD', q.claimed, scored(0, jobs))
-    many('ZADD', q.postsclaimed, scored(0, posts))
-    many('ZADD', q.lives, lives)
-    many('HSET', q.record, changes)
+    write_many('ZADD', q.claimed, scored(0, jobs))
+    write_many('ZADD', q.postsclaimed, scored(0, posts))
+    write_many('ZADD', q.lives, lives)
+    write_many('HSET', q.record, changes)
 end
 
 local known = live_claim(q, id)
@@ -54,10 +54,10 @@ sweep_claims(q, SWEEP)
 if call('HEXISTS', q.checkouts, id) == 1 then
     end_claims(q, {id}) -- it has ended, but the sweep did not come so far
 end
-try(q.claims)
+check_writable(q.claims)
 call('HSET', q.checkouts, id, '') -- tried in the same way
 call('HDEL', q.checkouts, id)
-local found = choose(q, tonumber(ARGV[2]), tonumber(ARGV[5]))
+local found = select_free(q, tonumber(ARGV[2]), tonumber(ARGV[5]))
 if #found.worn > 0 then
     give_up(found.worn, found.worn_records)
 end

@@ -31,28 +31,28 @@ end
 -- A claim for an answer: the time, the head of its checkout, and of its messages the members, records and bodies.
 local function shown(q, text)
     local members = members_of(text)
-    return {digits(now), sub(text, 1, HEAD - 1), members, ask('HMGET', q.record, members), bodies_of(q, members)}
+    return {digits(now), sub(text, 1, HEAD - 1), members, read_many('HMGET', q.record, members), bodies_of(q, members)}
 end
 
 -- Free those of these members that the claims of the same places still hold; return how many.
 local function set_free(q, members, claims)
     local jobs, posts, changes = {}, {}, {}
-    for i, text in ipairs(ask('HMGET', q.record, members)) do
+    for i, text in ipairs(read_many('HMGET', q.record, members)) do
         local count, life, claim = tail_of(text or '')
         if claim == claims[i] then
             local kind = is_post(text) and posts or jobs
             push(kind, members[i])
-            put(changes, members[i], with_tail(text, count, life, '-'))
+            push_pair(changes, members[i], with_tail(text, count, life, '-'))
         end
     end
-    try(q.claimed)
-    many('HSET', q.record, changes)
-    many('ZADD', q.ready, scored(0, jobs))
-    many('ZADD', q.posts, scored(0, posts))
-    many('ZREM', q.claimed, jobs)
-    many('ZREM', q.postsclaimed, posts)
+    check_writable(q.claimed)
+    write_many('HSET', q.record, changes)
+    write_many('ZADD', q.ready, scored(0, jobs))
+    write_many('ZADD', q.posts, scored(0, posts))
+    write_many('ZREM', q.claimed, jobs)
+    write_many('ZREM', q.postsclaimed, posts)
     if #jobs > 0 then
-        ring(q)
+        wake_one(q)
     end
     return #jobs + #posts
 end
@@ -60,15 +60,15 @@ end
 -- End these claims; return how many messages that frees.
 local function end_claims(q, ids)
     local members, claims = {}, {}
-    for i, text in ipairs(ask('HMGET', q.checkouts, ids)) do
+    for i, text in ipairs(read_many('HMGET', q.checkouts, ids)) do
         for _, member in ipairs(members_of(text or '')) do
             members[#members + 1], claims[#claims + 1] = member, ids[i]
         end
     end
     local freed = set_free(q, members, claims)
-    many('ZREM', q.claims, ids)
-    many('ZREM', q.claimids, ids)
-    many('HDEL', q.checkouts, ids)
+    write_many('ZREM', q.claims, ids)
+    write_many('ZREM', q.claimids, ids)
+    write_many('HDEL', q.checkouts, ids)
     return freed
 end
 
@@ -87,14 +87,14 @@ end
 
 local function remove_posts(q, members, records)
     for _, key in ipairs({q.posts, q.postsdelayed, q.postslater, q.postsclaimed, q.lives}) do
-        many('ZREM', key, members)
+        write_many('ZREM', key, members)
     end
     erase_recorded(q, members, records)
 end
 
 -- Remove posted messages whose lives have ended. Their ids are remembered from that moment on.
 local function end_posts(q, members)
-    local records, memories = ask('HMGET', q.record, members), {}
+    local records, memories = read_many('HMGET', q.record, members), {}
     for _, text in ipairs(records) do
         local id = text and match(text, '^%d+ %d+ %d+ %S+ %d+ q(%S+)')
         if id then
@@ -103,7 +103,7 @@ local function end_posts(q, members)
         end
     end
     remove_posts(q, members, records)
-    many('ZADD', q.ended, memories)
+    write_many('ZADD', q.ended, memories)
     call('INCRBY', q.expired, #members)
 end
 

@@ -27,7 +27,7 @@ local function place(q, member, score)
         call('ZADD', q.later, 0, member)
     else
         call('ZADD', q.ready, 0, member)
-        ring(q)
+        wake_one(q)
     end
 end
 
@@ -42,12 +42,12 @@ local function edit(from, to, name, member, id, priority, due, body)
     if ident ~= id then
         return 'c'
     end
-    local key = (who == 'u' or who == 'w') and call('HGET', beside(from, 'keyed'), member)
-    local batched = call('HGET', beside(from, 'batched'), member)
+    local key = (who == 'u' or who == 'w') and call('HGET', named_key(from, 'keyed'), member)
+    local batched = call('HGET', named_key(from, 'batched'), member)
     if key and from ~= to and known_under(to, key) then
         return 'd'
     end
-    try(from.ready)
+    check_writable(from.ready)
     call('HSET', from.record, member, text) -- tried in the same way
     call('SADD', to.queues, name)
     if due ~= '' then
@@ -57,16 +57,16 @@ local function edit(from, to, name, member, id, priority, due, body)
     local renamed = priority .. sub(member, 4)
     if from ~= to or renamed ~= member then
         if key and from == to then
-            call('HDEL', beside(from, 'keyed'), member)
-            call('HSET', beside(from, 'keyed'), renamed, key)
+            call('HDEL', named_key(from, 'keyed'), member)
+            call('HSET', named_key(from, 'keyed'), renamed, key)
         elseif key then
             give_keys(from, {member}, {id}, {0})
             take_key(to, key, id, renamed)
         end
         rename(from, to, member, renamed)
         if batched then
-            call('HDEL', beside(from, 'batched'), member)
-            call('HSET', beside(to, 'batched'), renamed, batched)
+            call('HDEL', named_key(from, 'batched'), member)
+            call('HSET', named_key(to, 'batched'), renamed, batched)
         end
         call('HSET', to.ids, id, renamed .. ' ' .. name)
     end

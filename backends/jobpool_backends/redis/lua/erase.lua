@@ -11,14 +11,14 @@ end
 -- Remove all of these messages but their places in sets, which the caller removes. `given`: those of the ids that
 -- producers gave.
 local function erase(q, members, ids, given)
-    many('HDEL', q.record, members)
-    many('HDEL', q.body, members)
+    write_many('HDEL', q.record, members)
+    write_many('HDEL', q.body, members)
     if call('EXISTS', q.notes) == 1 then -- seldom
-        many('HDEL', q.notes, members)
+        write_many('HDEL', q.notes, members)
     end
-    many('HDEL', q.ids, ids)
+    write_many('HDEL', q.ids, ids)
     if #given > 0 then
-        many('ZADD', q.ended, scored(now + MEMORY, given))
+        write_many('ZADD', q.ended, scored(now + MEMORY, given))
         sweep(q, 2 * #given)
     end
 end

@@ -13,10 +13,10 @@ local function fetch_again(known)
     for at = 18, #known, 19 do
         members[#members + 1] = sub(known, at, at + 18)
     end
-    local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+    local deadlines, records = read_many('ZMSCORE', q.leased, members), read_many('HMGET', q.record, members)
     local held, kept, left = {}, {}, {}
     for i, member in ipairs(members) do
-        if judge(deadlines[i], records[i], holder) == 'o' then
+        if check_holder(deadlines[i], records[i], holder) == 'o' then
             held[#held + 1], kept[#kept + 1], left[#left + 1] = member, records[i], deadlines[i] - now
         end
     end
@@ -35,7 +35,7 @@ end
 -- The records of leased messages: the holder before them, and one delivery more. A member without a message (edited by
 -- hand) has none, and is not leased.
 local function take_records(members, bodies)
-    local records, first = ask('HMGET', q.record, members), tag .. '1'
+    local records, first = read_many('HMGET', q.record, members), tag .. '1'
     for i, text in ipairs(records) do
         if not (text and bodies[i]) then
             records[i] = false
@@ -63,13 +63,13 @@ local function lease(members, records)
     if size > 0 then
         remember(LEAD.memory, tonumber(ARGV[4]), sub(tag, 1, 17) .. table.concat(members))
     end
-    many('HSET', q.record, changes)
-    many('ZADD', q.leased, scored(now + ttl, leased))
+    write_many('HSET', q.record, changes)
+    write_many('ZADD', q.leased, scored(now + ttl, leased))
     call('ZREMRANGEBYRANK', q.ready, 0, #members - 1)
 end
 
 -- Let the bell say whether something is ready now. Mostly it says so already.
-local function tell()
+local function notify_ended()
     if call('EXISTS', q.ready, q.bell) == 1 and call('DEL', q.bell) == 0 then
         call('RPUSH', q.bell, 1)
     end
@@ -85,10 +85,10 @@ if #members == 0 then
     call('DEL', q.bell)
     return {}
 end
-call('ZREMRANGEBYRANK', q.ready, 1, 0) -- of none, for what `try` says
+call('ZREMRANGEBYRANK', q.ready, 1, 0) -- of none, for what `check_writable` says
 call('ZADD', q.leased, 'XX', 0, '')
 local bodies = take_bodies(members)
 local records = take_records(members, bodies)
 lease(members, records)
-tell()
+notify_ended()
 return {members, records, bodies}

@@ -14,10 +14,10 @@ local function places_of(guards)
 end
 
 -- By place in the lists, the deadlines of live leases; false for ended ones.
-local function lives(q, members, holders)
-    local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+local function live_deadlines(q, members, holders)
+    local deadlines, records = read_many('ZMSCORE', q.leased, members), read_many('HMGET', q.record, members)
     for i = 1, #members do
-        deadlines[i] = judge(deadlines[i], records[i], holders[i]) == 'o' and deadlines[i]
+        deadlines[i] = check_holder(deadlines[i], records[i], holders[i]) == 'o' and deadlines[i]
     end
     return deadlines, records
 end

@@ -11,18 +11,18 @@ local function note_post(id, member, at)
     local life, delay, available = ARGV[at + 1], ARGV[at + 2], '-'
     if delay ~= '' then
         available = digits(now + delay)
-        put(new.delayed, available, member)
-        put(new.later, 0, member)
+        push_pair(new.delayed, available, member)
+        push_pair(new.later, 0, member)
     else
-        put(new.free, 0, member)
+        push_pair(new.free, 0, member)
     end
     local ends = life ~= '' and digits(now + life) or '-'
     if life ~= '' then
-        put(new.lives, ends, member)
+        push_pair(new.lives, ends, member)
     end
-    put(new.ids, id, member .. ' ' .. name)
-    put(new.records, member, with_tail(format('0 0 0 %s %s %s%s ', available, stamp, ARGV[at], id), 0, ends, '-'))
-    put(new.bodies, member, ARGV[at + 3])
+    push_pair(new.ids, id, member .. ' ' .. name)
+    push_pair(new.records, member, with_tail(format('0 0 0 %s %s %s%s ', available, stamp, ARGV[at], id), 0, ends, '-'))
+    push_pair(new.bodies, member, ARGV[at + 3])
 end
 
 local ids, given = {}, {}
@@ -41,13 +41,13 @@ for i, id in ipairs(ids) do
     end
 end
 if #new.ids > 0 then
-    many('ZADD', q.posts, new.free)
-    many('ZADD', q.postsdelayed, new.delayed)
-    many('ZADD', q.postslater, new.later)
-    many('ZADD', q.lives, new.lives)
+    write_many('ZADD', q.posts, new.free)
+    write_many('ZADD', q.postsdelayed, new.delayed)
+    write_many('ZADD', q.postslater, new.later)
+    write_many('ZADD', q.lives, new.lives)
     call('SADD', q.queues, name)
     call('SET', LEAD.last, digits(seq))
-    many('HSET', q.body, new.bodies)
-    many('HSET', q.record, new.records)
-    many('HSET', q.ids, new.ids) -- last, as in add.lua
+    write_many('HSET', q.body, new.bodies)
+    write_many('HSET', q.record, new.records)
+    write_many('HSET', q.ids, new.ids) -- last, as in add.lua
 end

@@ -43,15 +43,15 @@ local work = {members = {}, changes = {}, ready = {}, delayed = {}, later = {}, 
 local function place(member, crashes, available, edit)
     if max_crashes > 0 and crashes > max_crashes then
         push(work.dead, member)
-        put(edit, 'reason', 'crash-limit')
+        push_pair(edit, 'reason', 'crash-limit')
         return available
     end
     local delay = delay_after(crashes)
     if delay > 0 then
-        put(work.delayed, now + delay, member)
-        put(work.later, 0, member)
+        push_pair(work.delayed, now + delay, member)
+        push_pair(work.later, 0, member)
     else
-        put(work.ready, 0, member)
+        push_pair(work.ready, 0, member)
     end
     return digits(now + delay)
 end
@@ -63,17 +63,17 @@ local function take_back(member, text, note)
     local cause = past.forfeited ~= '' and past.forfeited or 'lease expired'
     local edit, died = {member, 'forfeited', false, 'cause', cause, 'crashed', digits(now)}, #work.dead
     available = place(member, crashes, available, edit)
-    put(work.changes, member, format('%s %s %d %s%s %s', deliveries, attempts, crashes, mark, available, rest))
+    push_pair(work.changes, member, format('%s %s %d %s%s %s', deliveries, attempts, crashes, mark, available, rest))
     push(work.edits, edit)
-    put(work.told, match(rest, '^%d+ %a(%S+)'), crashes)
-    put(work.told, cause, #work.dead > died and '1' or '0')
+    push_pair(work.told, match(rest, '^%d+ %a(%S+)'), crashes)
+    push_pair(work.told, cause, #work.dead > died and '1' or '0')
 end
 
 local found, members = leases(), {}
 for i = 1, #found, 2 do
     push(members, found[i])
 end
-local records, notes = ask('HMGET', q.record, members), ask('HMGET', q.notes, members)
+local records, notes = read_many('HMGET', q.record, members), read_many('HMGET', q.notes, members)
 for i, member in ipairs(members) do
     if is_over(tonumber(found[2 * i]), records[i]) then
         push(work.members, member)
@@ -83,21 +83,21 @@ for i, member in ipairs(members) do
     end
 end
 if #work.members > 0 then
-    try(q.leased)
+    check_writable(q.leased)
 end
-annotate(q, work.edits)
-many('HSET', q.record, work.changes)
-many('ZADD', q.ready, work.ready)
-many('ZADD', q.delayed, work.delayed)
-many('ZADD', q.later, work.later)
+note_failures(q, work.edits)
+write_many('HSET', q.record, work.changes)
+write_many('ZADD', q.ready, work.ready)
+write_many('ZADD', q.delayed, work.delayed)
+write_many('ZADD', q.later, work.later)
 bury(q, work.dead)
-many('ZREM', q.leased, work.members)
+write_many('ZREM', q.leased, work.members)
 if #work.ready > 0 then
-    ring(q)
+    wake_one(q)
 end
 end_members(q, work.dead, 'failed')
-finish(q)
-cap(q, tonumber(ARGV[9]), tonumber(ARGV[10]))
+end_batches(q)
+cap_dead(q, tonumber(ARGV[9]), tonumber(ARGV[10]))
 sweep(q, 1000)
 local room, freed, ended = tonumber(ARGV[1]) - #members, 0, 0
 if room > 0 then

@@ -4,11 +4,11 @@
 
 local q, ttl, count = keys_of(1), tonumber(ARGV[1]), tonumber(ARGV[3])
 local members = {unpack(ARGV, 4, 3 + count)}
-local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+local deadlines, records = read_many('ZMSCORE', q.leased, members), read_many('HMGET', q.record, members)
 local letters, held, changes = {}, {}, {}
 for i, member in ipairs(members) do
     local text, holder = records[i], ARGV[3 + count + i]
-    letters[i] = judge(deadlines[i], text, holder)
+    letters[i] = check_holder(deadlines[i], text, holder)
     if letters[i] == 'o' then
         held[#held + 1] = member
         if sub(text, 18, 31) ~= ARGV[2] then
@@ -17,8 +17,8 @@ for i, member in ipairs(members) do
         end
     end
 end
--- Removes nothing, but lets this script add while the memory is full: see base.lua.
+-- Removes nothing, but lets this script add while the memory is full: see common.lua.
 call('ZREM', q.leased, '')
-many('ZADD', q.leased, scored(now + ttl, held))
-many('HSET', q.record, changes)
+write_many('ZADD', q.leased, scored(now + ttl, held))
+write_many('HSET', q.record, changes)
 return table.concat(letters)

@@ -3,7 +3,7 @@
 -- ARGV: the µs for which to remember the call, the caps dead_max, and dead_max_age in µs. Then for each queue: the
 -- number of settlements, their verbs as one word, their members, holders and ids, and in order the verbs' arguments.
 -- With several queues, the place of each of these settlements in the call follows. With follow-ups, see follow_up.
--- After the holder of a guarded lease come the rest of its owner token and its guards, see begin.lua.
+-- After the holder of a guarded lease come the rest of its owner token and its guards, see acquire_guards.lua.
 --
 -- * a, A   ack (A: its producer gave the id)
 -- * u, U   the same of a message with a unique key: the µs for which that stays known
@@ -36,7 +36,7 @@ end
 -- The message leaves its lease with this record.
 local function leave(work, member, text)
     push(work.left, member)
-    put(work.changes, member, text)
+    push_pair(work.changes, member, text)
 end
 
 -- Back to its place, or to the delayed ones. `mark`: '+' when a run of it was begun, else ''.
@@ -46,7 +46,7 @@ local function put_back(work, member, text, failures, delay, mark)
     mark = old == '+' and old or mark
     leave(work, member, format('%s %d %s %s%s %s', deliveries, attempts + failures, crashes, mark, available, rest))
     if delay > 0 then
-        put(work.delayed, available, member)
+        push_pair(work.delayed, available, member)
         push(work.later, member)
     else
         push(work.ready, member)
@@ -60,7 +60,7 @@ local function note_errors(work, member, text)
     elseif first == 123 then -- {
         local edit = {member}
         for name, value in pairs(cjson.decode(text)) do
-            put(edit, name, value)
+            push_pair(edit, name, value)
         end
         push(work.edits, edit)
     end
@@ -135,7 +135,7 @@ local function make_way(q, work)
     if #work.unique > 0 then
         give_keys(q, work.unique, work.unique_ids, work.lasts)
     end
-    for i, text in ipairs(ask('HMGET', q.notes, work.moved)) do
+    for i, text in ipairs(read_many('HMGET', q.notes, work.moved)) do
         carried[work.moved_ids[i]] = text and read_notes(text) or nil
     end
     for i, text in ipairs(take_batched(q, work.moved) or {}) do
@@ -145,7 +145,7 @@ end
 
 -- Leases end last: where the server refuses a command in between, the call is repeated, or the jobs come back.
 local function write(q, work)
-    for i, place in ipairs(ask('HMGET', q.ids, work.moved_ids)) do
+    for i, place in ipairs(read_many('HMGET', q.ids, work.moved_ids)) do
         if place and sub(place, 1, 19) == work.moved[i] then -- it goes by an outbox
             push(work.ids, work.moved_ids[i])
             push(work.given, work.moved_ids[i]) -- for a repeat of its enqueue, which looks only here
@@ -155,35 +155,35 @@ local function write(q, work)
         call('SET', unpack(result))
     end
     if #work.guarded > 0 then
-        let_go(q, work.guarded)
+        release_guards(q, work.guarded)
     end
-    annotate(q, work.edits)
+    note_failures(q, work.edits)
     erase(q, work.ended, work.ids, work.given)
-    many('HSET', q.record, work.changes)
-    many('ZADD', q.ready, scored(0, work.ready))
-    many('ZADD', q.delayed, work.delayed)
-    many('ZADD', q.later, scored(0, work.later))
+    write_many('HSET', q.record, work.changes)
+    write_many('ZADD', q.ready, scored(0, work.ready))
+    write_many('ZADD', q.delayed, work.delayed)
+    write_many('ZADD', q.later, scored(0, work.later))
     bury(q, work.dead)
-    many('ZADD', q.leased, scored(now, work.forfeited))
-    many('ZREM', q.leased, work.ended)
-    many('ZREM', q.leased, work.left)
+    write_many('ZADD', q.leased, scored(now, work.forfeited))
+    write_many('ZREM', q.leased, work.ended)
+    write_many('ZREM', q.leased, work.left)
     if #work.ready > 0 then
-        ring(q)
+        wake_one(q)
     end
     if #work.dead > 0 then
-        tell(q, work.dead_ids)
-        cap(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
+        notify_ended(q, work.dead_ids)
+        cap_dead(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
     end
     end_members(q, work.ended, 'succeeded') -- make_way has taken out those that moved
     end_members(q, work.cancelled, 'cancelled')
     end_members(q, work.dead, 'failed')
-    tell(q, work.result_ids)
+    notify_ended(q, work.result_ids)
 end
 
 -- The refusal for a message that is there and not leased: a claim may hold it.
 local function judge_claimed(q, text)
     local claim = match(text, '\n%d+ %S+ (%x+)$')
-    local held = claim and call('HGET', beside(q, 'checkouts'), claim)
+    local held = claim and call('HGET', named_key(q, 'checkouts'), claim)
     return held and (tonumber(sub(held, 1, 16)) > now and 'w' or 'e') or 'n'
 end
 
@@ -211,7 +211,7 @@ local function judge_queue(q, at, letters)
         return needed
     end
     local members = {unpack(ARGV, at + 2, at + 1 + count)}
-    local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+    local deadlines, records = read_many('ZMSCORE', q.leased, members), read_many('HMGET', q.record, members)
     local work, become, first = nothing_yet(), {}, #letters
     for i, member in ipairs(members) do
         local verb, deadline = sub(word, i, i), become[member]
@@ -220,7 +220,7 @@ local function judge_queue(q, at, letters)
         end
         local holder = ARGV[holders + i]
         local guarded = #holder > 16
-        local answer = judge(deadline, records[i], guarded and sub(holder, 1, 16) or holder)
+        local answer = check_holder(deadline, records[i], guarded and sub(holder, 1, 16) or holder)
         if answer == 'n' and records[i] then
             answer = judge_claimed(q, records[i])
         end
@@ -273,18 +273,18 @@ end
 if COUNT > 1 then
     letters, at = in_place(letters, at), at + #letters
 end
-try(queues[1].leased)
+check_writable(queues[1].leased)
 for number, work in pairs(works) do
     make_way(queues[number], work)
 end
 if ARGV[at] then -- before any lease ends: where the server refuses a command, the jobs come back
-    call('HDEL', queues[1].record, '') -- as `try` does: what is added here must not be added again
+    call('HDEL', queues[1].record, '') -- as `check_writable` does: what is added here must not be added again
     follow_up(queues, at, letters)
 end
 for number, work in pairs(works) do
     write(queues[number], work)
 end
-finish(queues[1])
+end_batches(queues[1])
 local answers = table.concat(letters)
 remember(LEAD.memory, ARGV[1], answers)
 return answers

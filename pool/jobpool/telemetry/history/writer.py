@@ -37,12 +37,12 @@ class Feed(Generic[Row]):
     """The newest `keep` items of each name, gathered by the pool's loop between two visits. Only its thread comes here.
 
     Items pushed out by newer ones of the same name would not have been kept anyway, and are not counted. Items that
-    find no room (`most_items`, `most_bytes`) are dropped, and counted in `dropped`.
+    find no room (`max_items`, `max_bytes`) are dropped, and counted in `dropped`.
     """
 
     keep: int
-    most_items: int = 20_000
-    most_bytes: int = 64 * 1024 * 1024
+    max_items: int = 20_000
+    max_bytes: int = 64 * 1024 * 1024
     dropped: int = 0
     items: int = 0
     bytes: int = 0
@@ -54,7 +54,7 @@ class Feed(Generic[Row]):
         if mine is not None and len(mine) >= self.keep:
             self.bytes -= mine.popleft()[1]
             self.items -= 1
-        if self.items >= self.most_items or self.bytes + size > self.most_bytes:
+        if self.items >= self.max_items or self.bytes + size > self.max_bytes:
             self.dropped += 1
             return
         if mine is None:

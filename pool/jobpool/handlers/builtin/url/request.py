@@ -24,7 +24,7 @@ from jobpool.handlers import builtin
 Address = IPv4Address | IPv6Address
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-OPTIONS = frozenset({"body", "expect", "form", "headers", "json", "query", "timeout"})
+REQUEST_FIELDS = frozenset({"body", "expect", "form", "headers", "json", "query", "timeout"})
 
 TLS_OPTIONS = frozenset(
     (
@@ -133,8 +133,8 @@ def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) ->
     options = _object({} if fields.get("options") is None else fields["options"], "options")
     ignored = tuple(sorted(name for name in options if name.lower() in TLS_OPTIONS))
     for name in options:
-        if name not in OPTIONS and name not in ignored:
-            why = NEVER.get(name.lower()) or f"known are {', '.join(sorted(OPTIONS))}"
+        if name not in REQUEST_FIELDS and name not in ignored:
+            why = NEVER.get(name.lower()) or f"known are {', '.join(sorted(REQUEST_FIELDS))}"
             raise Refused("option", f"{name[:40]!r} is not an option: {why}")
     target = _with_query(parse(fields.get("url")), options.get("query"))
     headers = _headers(options.get("headers"))

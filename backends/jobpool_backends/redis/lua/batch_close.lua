@@ -1,0 +1,13 @@
+-- Lets a batch end when its last member has. ARGV: its id; 1 if it was cancelled as a whole
+
+local q, batch = keys_of(1), ARGV[1]
+local key = shared(q, 'batch:' .. batch)
+local open, ended = unpack(call('HMGET', key, 'open', 'ended'))
+if open and not ended and ARGV[2] == '1' then
+    call('HSET', key, 'stopped', 1)
+end
+if open and not ended then
+    call('HSET', key, 'open', 0)
+    touch(batch)
+    end_batches(q)
+end
