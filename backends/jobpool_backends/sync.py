@@ -6,7 +6,6 @@ Nothing is kept, so nothing is ever leased: the verbs are accepted and do nothin
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -39,9 +38,7 @@ class SyncBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._runner = runner
-        self._closed = threading.Event()
         self._inspector = _Nothing()
-        self._closers = (self._closed.set,)
 
     @classmethod
     def from_url(
@@ -104,7 +101,7 @@ class SyncBackend(QueueBackend):
         raise Unsupported(f"{kept}: enqueue definitions, which it runs")
 
     def _wait_any(self, _: Sequence[str], timeout: float) -> None:
-        self._closed.wait(max(0.0, timeout))  # nothing can ever come: the wait is the whole of the answer
+        self._closing.wait(max(0.0, timeout))  # nothing can ever come: the wait is the whole of the answer
 
     def _fetch(self, *_: object) -> list[JobLease]:
         return []

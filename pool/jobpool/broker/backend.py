@@ -103,6 +103,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         self.signer = signer or EnvelopeSigner()
         self.clock: Clock = clock or SystemClock()
         self._lending = threading.Lock()
+        self._closing = threading.Event()
         self.time = BrokerTime(self.broker_time, self.clock)
 
     @classmethod
@@ -239,7 +240,11 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """
         for queue in queues:
             check_queue(queue)
-        return self._wait_any(queues, check_wait(timeout, "timeout"))
+        seconds = check_wait(timeout, "timeout")
+        if queues:
+            return self._wait_any(queues, seconds)
+        self._closing.wait(seconds)
+        return None
 
     # --- settling ----------------------------------------------------------------------------------
 
@@ -514,7 +519,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def wait_ended(self, idents: Sequence[str], timeout: float) -> None:
         """Wait until one of these jobs may have ended, half a second at most. A hint, as of `wait_any`."""
-        if self._results:
+        if self._results and idents:
             self._results.wait(idents, min(timeout, LOOK_INTERVAL_S))
         else:
             time.sleep(min(timeout, LOOK_INTERVAL_S))
@@ -544,6 +549,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def close(self) -> None:
         """Close every connection; safe to call twice. Leases are left to expire; waits end within half a second."""
+        self._closing.set()
         for close in self._closers:
             close()
         if self._lent is not None:
