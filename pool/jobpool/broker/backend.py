@@ -378,11 +378,12 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return self._lent or self
 
     def lend(self, state: QueueBackend) -> None:
-        """Use the key store of `state` for `control_keys`, and close it with this backend.
+        """Use the key store of `state` for `control_keys`, and close it with this backend; at once if it is refused.
 
         Raises `ConfigurationError`: this broker keeps keys of its own, or `state` keeps none.
         """
         if self.capabilities.key_store or not state.capabilities.key_store:
+            state.close()
             which = "keeps keys of its own" if self.capabilities.key_store else f"cannot use {state.scheme}:// as state"
             raise ConfigurationError(f"{self.scheme}:// {which}: leave the option state out, or name one with keys")
         self._lent = state
