@@ -34,7 +34,7 @@ from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding
 from jobpool.broker.key_store import KeyStore
-from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_batch, pack_once
+from jobpool.broker.packing import brought_by, edit_batches, ids_of, pack, pack_all, pack_batch, pack_once
 from jobpool.broker.values import (
     LOOK_INTERVAL_S,
     MAX_FETCH,
@@ -450,7 +450,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """
         make = self.check_edits(moves=any(edit.queue != edit.seen.queue for edit in edits))
         call = call_id or secrets.token_hex(8)
-        batches = enumerate(in_batches(edits))
+        batches = enumerate(edit_batches(edits))
         return [answer for number, batch in batches for answer in make(batch, f"{call}+{number}")]
 
     def check_edits(self, *, moves: bool) -> parts.Edits:
