@@ -1,12 +1,12 @@
 """`sync://`: runs each job inline, at `enqueue`, in the caller's own process and thread. For tests and command lines.
 
-Nothing is kept, so nothing is ever leased: the verbs are accepted and do nothing.
+Nothing is kept, so nothing is ever leased: settlements and renewals are accepted and do nothing. An empty `memory://`
+answers all that looks, waits or fetches.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,13 +16,14 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import redact
 from jobpool.broker.parts import Settlements
-from jobpool.broker.values import Capabilities, Leases, Message, NewMessage, QueueStats, Reaped
+from jobpool.broker.values import Capabilities, Leases, NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError, ResultNotKept, Unsupported
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
+from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.options import read_options
 
 Runner = Callable[[JobDefinition], object]
@@ -39,9 +40,10 @@ class SyncBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._runner = runner
-        self._closed = threading.Event()
-        self._inspector = _Nothing()
-        self._closers = (self._closed.set,)
+        empty = MemoryBackend(clock=self.clock)
+        self._inspector, self._wait_any, self._fetch = empty._inspector, empty._wait_any, empty._fetch
+        self._reap, self._bulk = empty._reap, empty._bulk
+        self._closers = (empty.close,)
 
     @classmethod
     def from_url(
@@ -103,39 +105,8 @@ class SyncBackend(QueueBackend):
         kept = f"sync:// keeps no messages, so not these {len(messages)}"
         raise Unsupported(f"{kept}: enqueue definitions, which it runs")
 
-    def _wait_any(self, _: Sequence[str], timeout: float) -> None:
-        self._closed.wait(max(0.0, timeout))  # nothing can ever come: the wait is the whole of the answer
-
-    def _fetch(self, *_: object) -> list[JobLease]:
-        return []
-
     def _settle(self, settlements: Settlements, *_: object) -> list[Settled]:
         return [Settled.OK] * len(settlements)
 
     def _renew(self, leases: Sequence[JobLease], _: float) -> list[JobLease | None]:
         return list(leases)
-
-    def _reap(self, *_: object) -> list[Reaped]:
-        return []
-
-    def _bulk(self, *_: object) -> int:
-        return 0
-
-
-class _Nothing:
-    """An inspector of what is never kept."""
-
-    def stats(self, _: str) -> QueueStats:
-        return QueueStats()
-
-    def queues(self) -> list[str]:
-        return []
-
-    def page(self, *_: object) -> list[Message]:
-        return []
-
-    def count(self, *_: object) -> int:
-        return 0
-
-    def inspect(self, _: str) -> None:
-        return None

@@ -34,6 +34,13 @@ def test_it_gives_up_after_its_time(harness: Harness) -> None:
     assert started.seconds() < 2.0
 
 
+def test_without_a_queue_it_waits_out_its_time(harness: Harness) -> None:
+    backend = harness.open()
+    began = time.monotonic()
+    assert backend.wait_any([], 0.2) is None
+    assert time.monotonic() - began >= 0.2
+
+
 @pytest.mark.spans
 def test_what_is_there_is_found_at_once(harness: Harness) -> None:
     backend = harness.open_live()

@@ -24,6 +24,7 @@ from typing import cast
 import greenstalk
 from msgspec import Struct
 
+from jobpool.broker.packing import in_batches
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
@@ -159,13 +160,7 @@ def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
 
 def pieces(commands: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Yield the commands, in their order, as they are written at once."""
-    start = size = 0
-    for place, command in enumerate(commands):
-        if place - start >= COMMANDS_PER_WRITE or (place > start and size + len(command) > BYTES_PER_WRITE):
-            yield commands[start:place]
-            start, size = place, 0
-        size += len(command)
-    yield commands[start:]
+    return in_batches(commands, COMMANDS_PER_WRITE, BYTES_PER_WRITE, len)
 
 
 def read_answer(reader: BufferedReader) -> Answer:
@@ -240,8 +235,7 @@ class Connection:
 
     def write(self, commands: Sequence[bytes]) -> None:
         """Send one piece; `read` the answers."""
-        if commands:
-            self._socket.sendall(b"\r\n".join(commands) + b"\r\n")
+        self._socket.sendall(b"\r\n".join(commands) + b"\r\n")
 
     def read(self, number: int, limit: float) -> list[Answer]:
         """Return the answers to what was written, each within `limit` seconds."""

@@ -67,13 +67,11 @@ class Waiter:
         """Return a queue that may have something; None after `timeout` seconds, or when this is closed."""
         try:
             self._connections.check_usable()
-            if queues:
-                return self._watch(tuple(sorted(set(queues)))).wait(timeout)
+            return self._watch(tuple(sorted(set(queues)))).wait(timeout)
         except BackendUnavailable:
             if not self._closed.is_set():
                 raise
-        self._closed.wait(timeout)
-        return None
+            return None
 
     def close(self) -> None:
         """End all waits, and release what nobody fetched. Call before the connections are closed."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from jobpool.errors import AccessRefused, BackendUnavailable
+from jobpool.errors import OUTAGES
 from jobpool_backends.postgres.connection import Address, Connection, connect
 from jobpool_backends.postgres.errors import (
     HIDDEN_POOLER,
@@ -104,7 +104,7 @@ class Database(IdleConnections[Connection]):
         if now < self.next_sweep:
             return
         self.next_sweep = now + SWEEP_INTERVAL_S
-        with suppress(BackendUnavailable, AccessRefused):  # the caller's call was answered; the next meets the error
+        with suppress(*OUTAGES):  # the caller's call was answered; the next meets the error
             if self.value("sweep", _SWEEP_BATCH_ROWS) >= _SWEEP_BATCH_ROWS:
                 self.next_sweep = now
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from jobpool.broker.claim_store import NewPost
+from jobpool.broker.packing import in_batches
 from jobpool.broker.values import Existing, NewMessage
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.in_transaction import BRING, ENQUEUE, all_columns, columns, distinct, is_plain
@@ -100,11 +101,5 @@ class Enqueuer:
 
 
 def in_pieces(messages: Sequence[Sized]) -> Iterator[Sequence[Sized]]:
-    """Yield slices, each small enough for one statement."""
-    first = size = 0
-    for place, message in enumerate(messages):
-        if place - first >= _PIECE_MESSAGES or (size and size + len(message.body) > _PIECE_BYTES):
-            yield messages[first:place]
-            first, size = place, 0
-        size += len(message.body)
-    yield messages[first:]
+    """Yield them in pieces, each small enough for one statement."""
+    return in_batches(messages, _PIECE_MESSAGES, _PIECE_BYTES, lambda message: len(message.body))

@@ -26,7 +26,7 @@ STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
 those of all pools would wait for each other's commits."""
 
-_TEXT_WINDOW_MESSAGES = 256  # with their bodies, fetched at once to look for a text in them
+_FIRST_BODIES, _MOST_BODIES = 20, 256  # messages whose bodies one statement brings: the first, and each later one
 
 _STATS = """
 SELECT s.*, {schema}.count_posted(%(queue)b, %(most)b) FROM {schema}.stats(%(queue)b, %(most)b) s
@@ -106,12 +106,13 @@ class Inspector:
         if where.text is None:
             yield from self._search(where, behind, min(limit, schema.WINDOW), whole)
             return
-        for row in self._search(where, behind, _TEXT_WINDOW_MESSAGES, True):
+        for row in self._search(where, behind, _MOST_BODIES, True):
             body, last_error, shown_cause, cause = row[10], row[12], row[13], row[19]
             if contains(where.text, body, last_error, shown_cause, cause):
                 yield row
 
     def _search(self, where: MessageFilter, behind: int, limit: int, whole: bool) -> Iterator[Row]:
+        """Yield the rows, up to `limit` a statement; fewer bodies where they are large, so that it ends in time."""
         states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
         asked = {
             "ids": list(where.ids),
@@ -123,17 +124,20 @@ class Inspector:
             "reason": where.reason,
             "older": None if where.older_than is None else micros(where.older_than),
             "newer": None if where.newer_than is None else micros(where.newer_than),
-            "most": limit,
             "bodies": whole,
         }
         up, through = (_UP_WHOLE, _THROUGH_WHOLE) if whole else (_UP, _THROUGH)
         sql = up if where.ids else through
         on: int | None = behind
-        share = limit  # enough where each message matches; where few do, more are looked at from time to time
+        most = min(limit, _FIRST_BODIES) if whole else limit
+        share = most  # enough where each message matches; where few do, more are looked at from time to time
         while on is not None:
-            rows = self._database.run(sql, asked | {"behind": on, "share": share})
-            on = (rows[-1][0] if len(rows) == limit else None) if where.ids else rows.pop()[0]
+            rows = self._database.run(sql, asked | {"behind": on, "most": most, "share": share})
+            on = (rows[-1][0] if len(rows) == most else None) if where.ids else rows.pop()[0]
             share = min(share * 4, schema.WINDOW)
+            if whole and rows:
+                average = sum(len(row[10]) for row in rows) // len(rows)
+                most = max(1, min(limit, _MOST_BODIES, schema.PAGE_BYTES // (average + 1)))
             yield from rows
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:

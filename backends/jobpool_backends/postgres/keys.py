@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from jobpool.broker.key_store import KeyStore
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import OUTAGES
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
@@ -51,7 +51,7 @@ class PostgresKeys(KeyStore):
         left = [(lease, name) for lease in settled if lease.guards for name, _ in _places(lease.guards)]
         if left:
             asked = lease_columns([lease for lease, _ in left]) | {"names": [name for _, name in left]}
-            with suppress(BackendUnavailable):  # the settlements were answered; the sweep has the places later
+            with suppress(*OUTAGES):  # the settlements were answered; the sweep has the places later
                 self._database.run(_RELEASE_PLACES, asked)
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import REAP_LIMIT, Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool.errors import AccessRefused, BackendUnavailable
+from jobpool.errors import OUTAGES, BackendUnavailable
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
@@ -173,7 +173,7 @@ class Leases:
     def _evict(self, queues: Iterable[str]) -> None:
         """Remove the dead letters that are too old or too many, when something may have died in these queues."""
         # The call that brought us here was answered; the next one will meet the error.
-        with suppress(BackendUnavailable, AccessRefused):
+        with suppress(*OUTAGES):
             for queue in sorted(queues):
                 self._shorten(queue)
 

@@ -13,7 +13,7 @@ from jobpool.broker.finding import Finding
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import OUTAGES
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
@@ -140,7 +140,7 @@ class RedisClusterBackend(RedisBackend):
         return reaped
 
     def _relay(self, queues: Collection[str]) -> None:
-        with suppress(BackendUnavailable):  # the call is done, and is to be told so; the next reap brings them
+        with suppress(*OUTAGES):  # the call is done, and is to be told so; the next reap brings them
             self._enqueuer.relay(queues)
 
 

@@ -17,6 +17,7 @@ from itertools import chain, repeat
 import orjson
 from msgspec.structs import replace
 
+from jobpool.broker.packing import in_batches
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import REMEMBER_CALLS, NewMessage, Reaped, ReapPolicy
 from jobpool.clock import Clock
@@ -183,20 +184,10 @@ class Leases:
 
 def _scripts(places: Sequence[int], brought: Brought) -> Iterator[Sequence[int]]:
     """Yield the places in order, for a script each: settlements and brought messages, or one settlement with many."""
+    most = MAX_LEASES_PER_SCRIPT
     if not brought:
-        yield from pieces(places, MAX_LEASES_PER_SCRIPT)
-        return
-    piece: list[int] = []
-    room = MAX_LEASES_PER_SCRIPT
-    for place in places:
-        weight = 1 + len(brought.get(place, ()))
-        if piece and weight > room:
-            yield piece
-            piece, room = [], MAX_LEASES_PER_SCRIPT
-        piece.append(place)
-        room -= weight
-    if piece:
-        yield piece
+        return pieces(places, most)
+    return in_batches(places, most, most, lambda place: 1 + len(brought.get(place, ())))
 
 
 def _is_plain(lease: JobLease, settlement: Settlement) -> bool:

@@ -46,9 +46,6 @@ class Waiter:
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Return a queue that may have something, None after `timeout` seconds, or when this is closed."""
         give_up = time.monotonic() + timeout
-        if not queues:
-            self._closed.wait(timeout)
-            return None
         try:
             return self._wait(queues, give_up)
         except BackendUnavailable:

@@ -34,7 +34,7 @@ from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding
 from jobpool.broker.key_store import KeyStore
-from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_batch, pack_once
+from jobpool.broker.packing import brought_by, edit_batches, ids_of, pack, pack_all, pack_batch, pack_once
 from jobpool.broker.values import (
     LOOK_INTERVAL_S,
     MAX_FETCH,
@@ -103,6 +103,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         self.signer = signer or EnvelopeSigner()
         self.clock: Clock = clock or SystemClock()
         self._lending = threading.Lock()
+        self._closing = threading.Event()
         self.time = BrokerTime(self.broker_time, self.clock)
 
     @classmethod
@@ -239,7 +240,11 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """
         for queue in queues:
             check_queue(queue)
-        return self._wait_any(queues, check_wait(timeout, "timeout"))
+        seconds = check_wait(timeout, "timeout")
+        if queues:
+            return self._wait_any(queues, seconds)
+        self._closing.wait(seconds)
+        return None
 
     # --- settling ----------------------------------------------------------------------------------
 
@@ -373,11 +378,12 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return self._lent or self
 
     def lend(self, state: QueueBackend) -> None:
-        """Use the key store of `state` for `control_keys`, and close it with this backend.
+        """Use the key store of `state` for `control_keys`, and close it with this backend; at once if it is refused.
 
         Raises `ConfigurationError`: this broker keeps keys of its own, or `state` keeps none.
         """
         if self.capabilities.key_store or not state.capabilities.key_store:
+            state.close()
             which = "keeps keys of its own" if self.capabilities.key_store else f"cannot use {state.scheme}:// as state"
             raise ConfigurationError(f"{self.scheme}:// {which}: leave the option state out, or name one with keys")
         self._lent = state
@@ -444,7 +450,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """
         make = self.check_edits(moves=any(edit.queue != edit.seen.queue for edit in edits))
         call = call_id or secrets.token_hex(8)
-        batches = enumerate(in_batches(edits))
+        batches = enumerate(edit_batches(edits))
         return [answer for number, batch in batches for answer in make(batch, f"{call}+{number}")]
 
     def check_edits(self, *, moves: bool) -> parts.Edits:
@@ -514,7 +520,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def wait_ended(self, idents: Sequence[str], timeout: float) -> None:
         """Wait until one of these jobs may have ended, half a second at most. A hint, as of `wait_any`."""
-        if self._results:
+        if self._results and idents:
             self._results.wait(idents, min(timeout, LOOK_INTERVAL_S))
         else:
             time.sleep(min(timeout, LOOK_INTERVAL_S))
@@ -544,6 +550,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def close(self) -> None:
         """Close every connection; safe to call twice. Leases are left to expire; waits end within half a second."""
+        self._closing.set()
         for close in self._closers:
             close()
         if self._lent is not None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import json, structs
 
+from jobpool.broker.filters import pages
 from jobpool.broker.key_store import all_records, read_record
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
@@ -216,9 +217,7 @@ def _cancel_jobs(backend: QueueBackend, idents: Iterable[str], purge: bool, wait
 def cancel_matching(
     backend: QueueBackend, where: MessageFilter, *, purge: bool = False, wait: float = CANCEL_WAIT_S
 ) -> Counter[Cancel]:
-    """Cancel all jobs that match and are not dead; count them by their answers. Blocks as `cancel`, and a round trip a
-    thousand of them.
-    """
+    """Cancel all jobs that match and are not dead; count them by their answers. Blocks as `cancel` and `pages`."""
     _check(backend, True)
     count: Counter[Cancel] = Counter()
     states = tuple(state for state in UNHELD if not where.states or state in where.states)
@@ -240,11 +239,9 @@ def _check(backend: QueueBackend, sees: bool) -> None:
 
 def _jobs(backend: QueueBackend, where: MessageFilter) -> Iterator[tuple[str, ...]]:
     """Yield the ids of the jobs that match, page by page; posted messages are left out."""
-    after = None
-    while page := backend.list_messages(where, after=after, limit=PAGE_RECORDS):
+    for page in pages(backend, where):
         if idents := tuple(message.id for message in page if message.handler):
             yield idents
-        after = page[-1].cursor
 
 
 class _Cancels:

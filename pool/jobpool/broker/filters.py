@@ -14,7 +14,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from jobpool.broker.values import Message, MessageFilter, State
@@ -25,7 +27,7 @@ from jobpool.message.units import parse_duration
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
 
-PAGE_MESSAGES = 500
+FIRST_PAGE, PAGE_MESSAGES, PAGE_BYTES = 100, 500, 4 * 2**20  # of a page: the first, and each later one
 KEYS = ("queue", "handler", "state", "reason", "age", "id", "text")
 
 _TERM = re.compile(
@@ -110,16 +112,21 @@ def _age(value: str) -> tuple[str, float]:
 
 
 def matching(backend: QueueBackend, where: MessageFilter, limit: int = 0) -> Iterator[Message]:
-    """Yield the messages that match, `limit` at most; 0 = all. Blocks for a round trip a page.
+    """Yield the messages that match, `limit` at most; 0 = all. Blocks and raises as `pages`."""
+    return chain.from_iterable(pages(backend, where, limit))
 
-    Raises as `QueueBackend.list_messages` does.
+
+def pages(backend: QueueBackend, where: MessageFilter, limit: int = 0) -> Iterator[list[Message]]:
+    """Yield the same page by page: fewer messages where their bodies are large, which all come along.
+
+    Blocks for a round trip a page. Raises as `QueueBackend.list_messages` does.
     """
-    after: str | None = None
-    seen = 0
-    while asked := min(PAGE_MESSAGES, limit - seen) if limit else PAGE_MESSAGES:
+    after, left, size = None, limit or sys.maxsize, min(FIRST_PAGE, PAGE_MESSAGES)
+    while asked := min(size, left):
         page = backend.list_messages(where, after=after, limit=asked)
-        yield from page
+        yield page
         if len(page) < asked:
             return
-        after = page[-1].cursor
-        seen += asked
+        after, left = page[-1].cursor, left - asked
+        average = sum(len(message.body) for message in page) // asked
+        size = max(1, min(PAGE_MESSAGES, PAGE_BYTES // (average + 1)))

@@ -99,8 +99,8 @@ def open_backend(
     if timeout is not None:
         options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
+    _check_parts(url, backend)  # one that lacks some may not even be able to close
     try:
-        _check_parts(url, backend)
         if state:
             backend.borrow = partial(open_backend, state, clock=clock)
             with suppress(BackendUnavailable):  # nobody needs it to enqueue

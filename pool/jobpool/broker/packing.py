@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -20,6 +20,8 @@ from jobpool.message.signing import EnvelopeSigner
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
+
+Item = TypeVar("Item")
 
 MAX_CALLBACK_BYTES = MAX_BODY_BYTES // 2  # the ids of failed jobs have to go in too
 EDITS_IN_A_STEP = 250
@@ -104,17 +106,22 @@ def _moved(lease: JobLease, move: Move, signer: EnvelopeSigner) -> NewMessage:
     )
 
 
-def in_batches(edits: Iterable[Edit]) -> Iterator[list[Edit]]:
+def edit_batches(edits: Iterable[Edit]) -> Iterator[list[Edit]]:
     """Yield the edits in order, as many together as go into one step of a broker."""
-    batch: list[Edit] = []
-    size = 0
-    for edit in edits:
-        length = len(edit.body or b"")
-        if batch and (len(batch) >= EDITS_IN_A_STEP or size + length > EDITED_BYTES_IN_A_STEP):
+    return in_batches(edits, EDITS_IN_A_STEP, EDITED_BYTES_IN_A_STEP, lambda edit: len(edit.body or b""))
+
+
+def in_batches(items: Iterable[Item], most: int, size: int, measure: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield the items in order: up to `most` together, which `measure` up to `size`; one that is larger, alone."""
+    batch: list[Item] = []
+    room = size
+    for item in items:
+        length = measure(item)
+        if batch and (len(batch) >= most or length > room):
             yield batch
-            batch, size = [], 0
-        batch.append(edit)
-        size += length
+            batch, room = [], size
+        batch.append(item)
+        room -= length
     if batch:
         yield batch
 

@@ -39,6 +39,7 @@ LOOK = 100  # messages among which jobs are sought for examples: posted ones may
 CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
 BATCH = 1000
 WORDS = {"delete": ("purge", "purged"), "cancel": ("cancel", "cancelled"), "edit": ("edit", "edited")}
+MIN_RATE, MAX_RATE = 0.001, 10**9  # messages a minute
 TICK = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
 
 
@@ -47,6 +48,12 @@ def selecting(function: Function) -> Function:
     words = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
     every = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")
     return words(queue_term(every(function)))
+
+
+def _rate(_ctx: click.Context, _param: click.Parameter, rate: float | None) -> float | None:
+    if rate is None or MIN_RATE <= rate <= MAX_RATE:
+        return rate
+    raise click.BadParameter(f"{rate!r} is not a number from {MIN_RATE:g} to {MAX_RATE:,}")  # nor is nan
 
 
 @click.command("list", cls=Command)
@@ -61,7 +68,7 @@ def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit
 
 @click.command("retry", cls=Command, short_help="Retry dead letters.")
 @selecting
-@option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Retry at most N a minute, evenly.")
+@option("--rate", type=float, callback=_rate, metavar="N", help="Retry at most N a minute, evenly.")
 @option("--keep-counters", is_flag=True, help="Keep attempts, crashes and the last error.")
 @confirmed
 def dead_retry(session: Session, rate: float | None, **asked: Any) -> None:

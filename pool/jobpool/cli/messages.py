@@ -52,7 +52,7 @@ TIMES = ("enqueued_at", "available_at", "died_at", "ends_at")
 terms_argument = click.argument("terms", nargs=-1, metavar="[FILTER]...")
 queue_term = queue_option("The same as queue:NAME.")
 limit_option = option(
-    "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all."
+    "--limit", type=click.IntRange(0, 10**9), default=50, show_default=True, help="Show at most this number; 0 = all."
 )
 names_argument = click.argument("names", nargs=-1, metavar="[QUEUE]...")
 names_option = option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")

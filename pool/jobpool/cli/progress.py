@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from jobpool.broker.opening import open_backend
-from jobpool.errors import AccessRefused, BackendUnavailable
+from jobpool.errors import OUTAGES
 from jobpool.ipc.board_layout import HeaderView, QueueDepth
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
@@ -42,7 +42,7 @@ def expected(pool: Settings, queues: Sequence[str], ended: int) -> int | None:
     try:
         with closing(open_backend(pool.backend)) as backend:
             found = ended + sum(backend.stats(queue).pending for queue in queues)
-    except (AccessRefused, BackendUnavailable):
+    except OUTAGES:
         return None
     return min(found, pool.max_total) if pool.max_total else found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.options import Command, as_json, option, time_option
 from jobpool.cli.output import Column, answer_json, answered, asks_json, note, say, table
 from jobpool.cli.session import Session
 from jobpool.cli.top_lines import SLOT_COLUMNS, cells, headline, queues_line
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FAILED = DEGRADED = 1
 NO_POOL = 3
+MIN_INTERVAL_S = 0.1
 
 
 @click.command("health", cls=Command, common=("name",))
@@ -63,14 +64,7 @@ def _values(health: Health) -> dict[str, object]:
 
 @click.command("top", cls=Command, common=("name",))
 @option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal, or a dumb one]")
-@option(
-    "-d",
-    "--interval",
-    type=click.FloatRange(min=0.1),
-    default=0.5,
-    show_default=True,
-    help="Pause in seconds; rates of --once are over it.",
-)
+@time_option("-d", "--interval", default="0.5", show_default=True, help="Pause; rates of --once are over it.")
 @as_json
 def top(session: Session, once: bool, interval: float) -> int:
     """Watch every slot of the pools on this machine: what it runs, for how long, with how much memory.
@@ -78,6 +72,8 @@ def top(session: Session, once: bool, interval: float) -> int:
     It reads shared memory only, so it answers while a pool or its broker hangs. The last line of the screen names the
     keys: sort, filter, choose a slot; see its child's stack, cancel its job, replace the child. q or Ctrl-C leaves.
     """
+    if interval < MIN_INTERVAL_S:
+        raise click.UsageError(f"--interval is {MIN_INTERVAL_S:g} seconds or more, not {interval:g}")
     from jobpool.ops.runtime_dir import discover, runtime_dir
     from jobpool.ops.top import Watcher, order
 

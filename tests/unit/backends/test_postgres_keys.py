@@ -285,6 +285,16 @@ def test_places_are_gone_with_the_settlement_so_that_nobody_counts_them(
     assert rig.ask("SELECT name, seq FROM {schema}.holds") == [("queue", number_of(other))]
 
 
+def test_a_settlement_that_was_answered_stands_though_its_places_cannot_be_removed(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guards = Guards(key="order")
+    [lease] = leases(backend, 1)
+    begin(backend, lease, guards)
+    monkeypatch.setattr(keys, "_LEAVE", "SELECT {schema}.a_function_that_is_lost()")
+    assert backend.settle_many([(lease.guarded(guards), Ack())]) == [Settled.OK]
+
+
 def test_places_that_nobody_asks_for_again_go_when_their_lease_has_ended(rig: Rig, backend: PostgresBackend) -> None:
     held, ended = leases(backend, 2)
     for lease in (held, ended):

@@ -220,6 +220,29 @@ def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: Pos
 # --- floors -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("asked", ["a queue", "a text", "ids"])
+def test_large_bodies_come_in_pieces_that_are_answered_in_time(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    idents = backend.enqueue_many([a_job("x" * 1_000_000) for _ in range(50)])
+    run, sizes = backend._database.run, list[int]()
+
+    def measured(*args: Any, **named: Any) -> list[tuple[Any, ...]]:
+        rows = run(*args, **named)
+        sizes.append(sum(len(value) for row in rows for value in row if isinstance(value, bytes)))
+        return rows
+
+    monkeypatch.setattr(backend._database, "run", measured)
+    wheres = {
+        "a queue": MessageFilter(queue=QUEUE),
+        "a text": MessageFilter(text="xxx"),
+        "ids": MessageFilter(ids=tuple(idents)),
+    }
+    found = backend.list_messages(wheres[asked], limit=1000)
+    assert [message.id for message in found] == idents
+    assert max(sizes) <= 20.1e6
+
+
 def floors(rig: Rig) -> list[int]:
     return [floor for (floor,) in rig.ask("SELECT floor FROM {schema}.heads ORDER BY priority")]
 

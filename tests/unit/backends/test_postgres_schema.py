@@ -50,7 +50,7 @@ def test_every_function_that_the_package_calls_has_the_settings_that_keep_its_pl
     """But for those that have nothing to plan; a function without them runs under the settings of its caller."""
     functions: dict[str, Any] = dict(rig.ask(_FUNCTIONS, rig.schema))
     source = "".join(module.read_text() for module in Path(schema.__file__).parent.glob("*.py"))
-    called = {*inspect._CHANGES.values(), *re.findall(r"\{schema\}+\.([a-z_]+)\(", source)}
+    called = {*inspect._CHANGES.values(), *re.findall(r"(?<!IF EXISTS )\{schema\}+\.([a-z_]+)\(", source)}
     called |= set(re.findall(r'(?:call|value|calling)\(\s*"(\w+)"', source))
     assert {"take_leases", "settle", "take_starts", "evict", "delete_messages"} < called <= set(functions)
     settled = {name for name, settings in functions.items() if "force_generic_plan" in settings}
@@ -67,9 +67,13 @@ def test_nothing_is_left_to_fill_in_but_the_schema(rig: Rig) -> None:
 
 
 def test_functions_that_have_changed_come_with_a_version() -> None:
-    """A schema that is at the last version keeps the functions that it has: append a migration, and its digest here."""
-    digest = hashlib.sha256("".join(schema.MIGRATIONS[-1]).encode()).hexdigest()
-    assert (schema.VERSION, digest[:16]) == (12, "06e3ec1e4caa0f3e")
+    """A schema at the last version keeps the functions that it has: count one more `()` before the last migration.
+
+    Unless that was done since the last release. In any case write both here.
+    """
+    code = re.sub(r"--.*", "", "".join(schema.MIGRATIONS[-1]))
+    digest = hashlib.sha256("".join(code.split()).encode()).hexdigest()
+    assert (schema.VERSION, digest[:16]) == (13, "4234ed3a61930642")
 
 
 def test_sequence_numbers_are_drawn_one_by_one(rig: Rig) -> None:

@@ -8,6 +8,7 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 
+from jobpool.errors import AccessRefused
 from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.records import read_entry
@@ -64,6 +65,20 @@ def test_follow_ups_of_the_same_queue_are_added_and_the_others_stand_in_its_outb
     message = read_entry(entry)
     assert (message.queue, message.priority, message.due, message.given) == ("mails", 3, 4_000_000_000.125, True)
     assert b'"there"' in message.body
+
+
+def test_a_settlement_that_was_answered_stands_though_its_follow_ups_are_refused_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: Collection[str]) -> None:
+        raise AccessRefused("the node of the other queue does not allow this user what jobpool needs")
+
+    with Rig(kind=RedisClusterBackend) as rig:
+        backend = rig.open()
+        assert isinstance(backend, RedisClusterBackend)
+        backend.enqueue(a_job())
+        monkeypatch.setattr(backend._enqueuer, "relay", refuse)
+        assert backend.settle_many([(take(backend, 1)[0], Ack((a_job(queue="mails"),)))]) == [Settled.OK]
 
 
 def test_a_moved_message_that_is_brought_twice_runs_once(rig: Rig) -> None:

@@ -36,6 +36,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.settings import Settings, load
+from jobpool_backends.sqlite import SqliteBackend
 
 
 @pytest.fixture(autouse=True)
@@ -519,3 +520,11 @@ def test_the_option_state_is_taken_out_of_a_url_and_shows_no_password() -> None:
     ):
         assert _split_state(url) == (rest, found)
         assert "hidden" not in redact(url)
+
+
+def test_a_broker_to_borrow_from_that_is_refused_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(SqliteBackend, "close", lambda _: closed.append(True))
+    with pytest.raises(ConfigurationError, match="keeps keys of its own"):
+        open_backend(f"memory://?state=sqlite:///{tmp_path}/state.db")
+    assert closed

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tables import row
 
-from jobpool.broker.filters import BadFilter, parse_filter
-from jobpool.broker.values import MessageFilter, State
+from jobpool.broker.filters import FIRST_PAGE, PAGE_BYTES, BadFilter, matching, parse_filter
+from jobpool.broker.values import Message, MessageFilter, State
+from jobpool.message.definition import JobDefinition
+from jobpool_backends.memory import MemoryBackend
 
 
 def test_what_a_filter_says() -> None:
@@ -91,3 +94,20 @@ def test_any_text_can_be_quoted(text: str) -> None:
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')
 
     assert parse_filter(f'queue:a "{quoted}"') == MessageFilter(queue="a", text=text)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 300])
+def test_large_bodies_come_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    backend = MemoryBackend()
+    idents = backend.enqueue_many([JobDefinition("report", "x" * 100_000) for _ in range(300)])
+    listing, sizes = backend.list_messages, list[int]()
+
+    def measured(*args: Any, **named: Any) -> list[Message]:
+        page = listing(*args, **named)
+        sizes.append(sum(len(message.body) for message in page))
+        return page
+
+    monkeypatch.setattr(backend, "list_messages", measured)
+    assert [message.id for message in matching(backend, MessageFilter(), limit)] == idents[: limit or None]
+    assert max(sizes) <= 101 * FIRST_PAGE * 1000
+    assert all(size <= PAGE_BYTES for size in sizes[1:])
