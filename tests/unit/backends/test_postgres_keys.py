@@ -291,7 +291,7 @@ def test_a_settlement_that_was_answered_stands_though_its_places_cannot_be_remov
     guards = Guards(key="order")
     [lease] = leases(backend, 1)
     begin(backend, lease, guards)
-    monkeypatch.setattr(keys, "_LEAVE", "SELECT {schema}.a_function_that_is_lost()")
+    monkeypatch.setattr(keys, "_RELEASE_PLACES", "SELECT {schema}.a_function_that_is_lost()")
     assert backend.settle_many([(lease.guarded(guards), Ack())]) == [Settled.OK]
 
 
