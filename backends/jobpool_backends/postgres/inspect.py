@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from jobpool.broker.filters import next_page
 from jobpool.broker.values import Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
@@ -136,8 +137,7 @@ class Inspector:
             on = (rows[-1][0] if len(rows) == most else None) if where.ids else rows.pop()[0]
             share = min(share * 4, schema.WINDOW)
             if whole and rows:
-                average = sum(len(row[10]) for row in rows) // len(rows)
-                most = max(1, min(limit, _MOST_BODIES, schema.PAGE_BYTES // (average + 1)))
+                most = next_page([len(row[10]) for row in rows], min(limit, _MOST_BODIES), schema.PAGE_BYTES)
             yield from rows
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.names import check_queue
 from jobpool.message.units import parse_duration
-
-if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
 
 FIRST_PAGE, PAGE_MESSAGES, PAGE_BYTES = 100, 500, 4 * 2**20  # of a page: the first, and each later one
 KEYS = ("queue", "handler", "state", "reason", "age", "id", "text")
@@ -111,12 +108,18 @@ def _age(value: str) -> tuple[str, float]:
         raise BadFilter(f"age:{value} is not clear: {error}") from None
 
 
-def matching(backend: QueueBackend, where: MessageFilter, limit: int = 0) -> Iterator[Message]:
+class Lister(Protocol):
+    """A lister of messages: any `QueueBackend`."""
+
+    def list_messages(self, where: MessageFilter, *, after: str | None, limit: int) -> list[Message]: ...
+
+
+def matching(backend: Lister, where: MessageFilter, limit: int = 0) -> Iterator[Message]:
     """Yield the messages that match, `limit` at most; 0 = all. Blocks and raises as `pages`."""
     return chain.from_iterable(pages(backend, where, limit))
 
 
-def pages(backend: QueueBackend, where: MessageFilter, limit: int = 0) -> Iterator[list[Message]]:
+def pages(backend: Lister, where: MessageFilter, limit: int = 0) -> Iterator[list[Message]]:
     """Yield the same page by page: fewer messages where their bodies are large, which all come along.
 
     Blocks for a round trip a page. Raises as `QueueBackend.list_messages` does.
@@ -128,5 +131,9 @@ def pages(backend: QueueBackend, where: MessageFilter, limit: int = 0) -> Iterat
         if len(page) < asked:
             return
         after, left = page[-1].cursor, left - asked
-        average = sum(len(message.body) for message in page) // asked
-        size = max(1, min(PAGE_MESSAGES, PAGE_BYTES // (average + 1)))
+        size = next_page([len(message.body) for message in page], PAGE_MESSAGES, PAGE_BYTES)
+
+
+def next_page(sizes: Sequence[int], most: int, room: int) -> int:
+    """Return how many messages to ask for after some of these sizes: 1 to `most`, about `room` bytes."""
+    return max(1, min(most, room // (sum(sizes) // len(sizes) + 1)))
