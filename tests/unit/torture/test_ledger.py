@@ -55,7 +55,7 @@ def test_what_nobody_of_ours_wrote_is_an_error(path: Path, text: bytes) -> None:
         Ledger(path).read()
 
 
-def test_half_a_write_is_an_error(path: Path) -> None:
+def test_half_a_write_is_an_error_for_its_writer_and_nothing_for_the_next(path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     try:
         with pytest.raises(OSError, match="No space left"):
@@ -63,8 +63,15 @@ def test_half_a_write_is_an_error(path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     append(path, [Line("start", "b")])
-    with pytest.raises(LedgerBroken, match="half a line where the disk was full"):
-        Ledger(path).read()
+    assert Ledger(path).read() == [Line("start", "b")]
+
+
+@pytest.mark.parametrize("half", [1, 5, 9, 10, -2])
+def test_the_half_of_a_line_that_a_kill_leaves_harms_no_other(path: Path, half: int) -> None:
+    path.write_bytes(encode(LINES[:1]) + encode(LINES[1:2])[:half])
+    append(path, LINES[2:])
+
+    assert Ledger(path).read() == [LINES[0], LINES[2]]
 
 
 def test_nothing_is_not_written(path: Path) -> None:
