@@ -333,7 +333,7 @@ class Nemesis:
 
         Blocks for as long as that command runs, for `broker_faults.STOP_COMMAND_LIMIT_S` at most and a little more.
         """
-        self._stops.close()
+        self._stops.go_all()
         self._restart.close()
 
     def _excuse(self, pool: Pool) -> str:

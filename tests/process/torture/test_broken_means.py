@@ -1,9 +1,7 @@
-"""What the nemesis strikes with may break itself: a proxy dies, a keeper is killed, a restart command never ends."""
+"""What the nemesis strikes with may break itself: a proxy dies, a restart command never ends."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -74,45 +72,12 @@ def test_a_restarted_broker_excuses_a_pool_that_is_starting_and_one_whose_user_i
             access.remove()
 
 
-def keeper_now() -> int:
-    """The pid of the only one; its command line can be read a moment after its start."""
-
-    def found() -> list[int]:
-        return [
-            pid for pid in processes.children_of(os.getpid()) if str(processes.KEEPER_PROGRAM) in processes.command(pid)
-        ]
-
-    [keeper] = wait_until(found, what="there is one")
-    return keeper
-
-
-def test_a_keeper_that_was_killed_is_replaced_and_the_new_one_knows_all(
-    sleepers: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "LET_GO_LIMIT_S", 0.2)
-    held = Stops()
-    with closing(held):
-        assert held.stop(0, sleepers[:1], lambda _: True) == sleepers[:1]
-        keeper = keeper_now()
-        os.kill(keeper, signal.SIGKILL)
-        wait_until(lambda: not processes.is_alive(keeper), what="it is dead")
-        assert held.stop(1, sleepers[1:], lambda _: True) == sleepers[1:]
-        another = keeper_now()
-        wait_until(lambda: {processes.state(pid) for pid in sleepers} == {"T"}, what="both are stopped")
-        assert held._keeper._socket
-        held._keeper._socket.close()  # as the kernel does when this process is killed
-        wait_until(
-            lambda: not any(map(processes.is_alive, [another, *sleepers])), what="they did not end by themselves"
-        )
-
-
-def test_its_end_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
+def test_the_end_of_all_faults_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
     held = Stops()
     assert held.stop(0, sleepers, lambda _: True) == sleepers
-    keeper = keeper_now()
-    held.close()
-    held.close()
-    assert not processes.is_alive(keeper)
+    wait_until(lambda: {processes.state(pid) for pid in sleepers} == {"T"}, what="both are stopped")
+    held.go_all()
+    held.go_all()
     wait_until(lambda: "T" not in map(processes.state, sleepers), what="they go on")
     assert all(map(processes.is_alive, sleepers))
 
