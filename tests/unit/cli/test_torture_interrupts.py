@@ -1,4 +1,4 @@
-"""What a signal does to a torture, and that what a run has found is told whatever happens to a search after it."""
+"""What a signal does to a torture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from click.testing import Result as Answer
 from jobpool_torture import command as torture
 from jobpool_torture import entry_point
 from jobpool_torture import view as tortureview
-from jobpool_torture.entry_point import SHORTEST, Watcher
+from jobpool_torture.entry_point import Watcher
 from jobpool_torture.options import Options
 from jobpool_torture.result import Result
 from jobpool_torture.run import Phases, Run
@@ -74,7 +74,7 @@ def test_a_second_signal_gives_up_unless_it_is_the_shells_word_of_the_same_close
             signal.raise_signal(signal.SIGINT)
 
 
-def test_between_two_runs_of_a_search_one_signal_ends_it(face: torture._Face) -> None:
+def test_one_signal_ends_a_run_that_is_being_cleaned_up(face: torture._Face) -> None:
     told, run = watcher(face, []), Running()
     told.begun(run)
     told.over()
@@ -118,25 +118,20 @@ def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monk
         assert tortureview.PROGRESS_EVERY_S == 0.0, "it was about to be shown"
 
 
-def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
+def test_a_report_that_fails_leaves_no_folder_of_a_clean_run(
     jobpool: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(options: Options, _: Path, watcher: Watcher, __: object) -> Result:
-        result = Result()
-        result.add("LOST", ["job-17"])
-        watcher.begun(cast(Run, Running(options.on_its_queue(), [Fault(0, 1.5, "child.kill")], result)))
-        return result
+    def runs(options: Options, _: Path, watcher: Watcher, __: object) -> Result:
+        watcher.begun(cast(Run, Running(options.on_its_queue())))
+        return Result()
 
-    def disk_is_full(_: Options, folder: Path, *__: object) -> None:
-        (folder / SHORTEST).write_text("{}")
-        raise OSError(errno.ENOSPC, "No space left on device", "shrink02")
+    def disk_is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(entry_point, "run_once", fails)
-    monkeypatch.setattr(entry_point, "find_shorter", disk_is_full)
+    monkeypatch.setattr(entry_point, "run_once", runs)
+    monkeypatch.setattr(tortureview, "report", disk_is_full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    answer = jobpool("torture", "-b", "sqlite:///q.db", "--shrink")
+    answer = jobpool("torture", "-b", "sqlite:///q.db")
     assert answer.exit_code == 1
-    assert "shrink02: No space left on device\n" in answer.output
-    assert "LOST: job-17\n" in answer.output
-    assert f"{SHORTEST}\n" in answer.output.partition("the shortest schedule that failed too: ")[2]
-    assert [path.name for path in tmp_path.glob("jobpool-torture-*/*")] == [SHORTEST]
+    assert "No space left on device" in answer.output
+    assert list(tmp_path.glob("jobpool-torture-*")) == []
