@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -25,12 +24,9 @@ from jobpool_torture.result import MEANINGS, quantiles
 if TYPE_CHECKING:
     from jobpool_torture.result import Result
     from jobpool_torture.run import Phases, Run
-    from jobpool_torture.schedule import Fault
 
 PROGRESS_EVERY_S = 10.0
 SHOWN_IDS = 10
-SHOWN_FAULTS = 200
-SCHEDULE_LINE_CHARS = 110
 
 
 def head(run: Run, *, with_schedule: bool) -> None:
@@ -120,7 +116,7 @@ def report(run: Run, folder: Path | None, again: str) -> None:
             say(f"{name}: {each}")
         if len(found) > SHOWN_IDS:
             say(f"{name}: … and {len(found) - SHOWN_IDS} more")
-    for text in (*_figures(result), *_schedule(run.faults)):
+    for text in _figures(result):
         say(text)
     say(f"{_verdict(result)}  jobpool {version('jobpool')}, Python {python_version()}")
     if folder is not None:
@@ -153,14 +149,6 @@ def _figures(result: Result) -> Iterator[str]:
     yield f"seconds: {', '.join(f'{name} {seconds:.0f}' for name, seconds in result.seconds.items())}"
     yield from left_out(result)
     yield from (f"problem: {text}" for text in result.problems)
-
-
-def _schedule(faults: Sequence[Fault]) -> list[str]:
-    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in faults[:SHOWN_FAULTS]]
-    more = len(faults) - len(moments)
-    if more:
-        moments.append(f"and {more} more: see -v, --json or schedule.json")
-    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", SCHEDULE_LINE_CHARS, subsequent_indent="  ")
 
 
 def _verdict(result: Result) -> str:
