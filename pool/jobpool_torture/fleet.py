@@ -135,11 +135,11 @@ class Pool:
 
     def fork_servers(self) -> list[int]:
         """Return its living fork servers, the newest generation last."""
-        return processes.fork_servers_of(self.pid) if self.pid else []
+        return processes.fork_servers_of(self.pid)
 
     def children(self) -> list[int]:
         """Return the living children of all its fork servers, by pid."""
-        return sorted(processes.pool_children_of(self.pid)) if self.pid else []
+        return sorted(processes.pool_children_of(self.pid))
 
     def busy(self) -> list[int]:
         """Return those of its children that were at work a moment ago."""

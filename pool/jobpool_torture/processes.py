@@ -62,12 +62,12 @@ def children_of(pid: int) -> list[int]:
 
 
 def fork_servers_of(master: int) -> list[int]:
-    """Return the fork servers of a pool, the newest generation last."""
+    """Return the fork servers of a pool, the newest generation last; [] if it is not there."""
     return [pid for pid in children_of(master) if FORK_SERVER in command(pid)]
 
 
 def pool_children_of(master: int) -> list[int]:
-    """Return the children of all fork servers of a pool."""
+    """Return the children of all fork servers of a pool; [] if it is not there."""
     return [child for server in fork_servers_of(master) for child in children_of(server)]
 
 
@@ -122,7 +122,8 @@ def descriptors(pid: int) -> Counter[str]:
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    unix = unix_sockets(Path(f"/proc/{pid}/net/unix").read_text(errors="replace"))  # later: so no socket is unknown
+    rows = Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()[1:]  # later: so none is unknown
+    unix = {fields[6] for fields in map(str.split, rows) if len(fields) > 6}  # their inodes
     return Counter(_kind(target, unix) for target in targets)
 
 
@@ -131,11 +132,6 @@ def _kind(target: str, unix: Collection[str]) -> str:
     if not is_numbered or name not in (SOCKET, "pipe"):
         return target
     return UNIX_SOCKET if name == SOCKET and rest.rstrip("]") in unix else name
-
-
-def unix_sockets(table: str) -> set[str]:
-    """Return the inodes of all sockets of the Unix family, from the text of /proc/PID/net/unix."""
-    return {line.split()[6] for line in table.splitlines()[1:] if len(line.split()) > 6}
 
 
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:
@@ -187,14 +183,12 @@ class Stops:
                 held[key] = os.dup(pidfd)
             return True
 
-    def _is_held(self, key: tuple[int, int]) -> bool:
-        return any(key in held for held in self._held.values())
-
     def go(self, fault: int) -> list[int]:
         """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
         gone_on = []
         for key, pidfd in self._held.pop(fault, {}).items():
-            if not self._is_held(key) and _send(pidfd, signal.SIGCONT):
+            is_held = any(key in held for held in self._held.values())
+            if not is_held and _send(pidfd, signal.SIGCONT):
                 gone_on.append(key[0])
             os.close(pidfd)
         return gone_on
