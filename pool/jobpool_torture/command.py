@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jobpool_torture.result import Result
     from jobpool_torture.run import Phases, Run
     from jobpool_torture.schedule import Fault
-    from jobpool_torture.view import Progress
 
 FAILED = 1
 OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
@@ -128,30 +127,39 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Face:
-    """The user's view of a run, and its interruption: an `entry_point.Watcher`."""
+    """The user's view of a run, and its interruption."""
 
     def __init__(self, folder: Path, verbose: bool, json_: bool) -> None:
+        from jobpool_torture.view import Progress
+
         self._folder = folder
         self._verbose = verbose
         self._json = json_
         self._queue = ""  # as the user has named it
         self._run: Run | None = None
         self._is_under_way = False  # the run takes an interrupt, to heal and count
-        self._progress: Progress | None = None  # None = the run is not shown
+        self._progress = Progress()
         self._has_said = False
         self._gives_up = False
 
     def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
-        """Make the run, with its progress shown."""
-        from jobpool_torture.entry_point import run_once
-        from jobpool_torture.view import Progress
+        """Make the run, with its head and its progress shown. Raises as `entry_point.prepared` and `Run.go`."""
+        from jobpool_torture import view
+        from jobpool_torture.entry_point import prepared
 
         self._queue = options.queue
-        try:
-            with _interrupts(self._interrupt), Progress() as self._progress:
-                return run_once(options, self._folder, self, faults)
-        finally:
-            self._progress = None
+        with (
+            _interrupts(self._interrupt),
+            self._progress,
+            prepared(options, self._folder, self._tell, faults) as self._run,
+        ):
+            self._is_under_way = True
+            try:
+                with suppress(OSError):
+                    view.head(self._run, with_schedule=self._verbose)
+                return self._run.go()
+            finally:
+                self._is_under_way = False
 
     def report(self, folder: Path | None) -> None:
         """Print the answer. `folder`: None = it is removed."""
@@ -164,25 +172,12 @@ class _Face:
         else:
             view.report(self._run, folder, again)
 
-    def begun(self, run: Run) -> None:
-        """Let an interrupt be for this run, and show its head."""
-        from jobpool_torture import view
-
-        self._run, self._is_under_way = run, True
-        with suppress(OSError):
-            view.head(run, with_schedule=self._verbose)
-
-    def tell(self, now: Phases) -> None:
+    def _tell(self, now: Phases) -> None:
         """Say once that the run was interrupted, and show how far it is."""
-        if self._run is not None and self._run.result.interrupted and not self._has_said:
+        if now.result.interrupted and not self._has_said:
             self._has_said = True
             _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
-        if self._progress is not None:
-            self._progress.tell(now)
-
-    def over(self) -> None:
-        """Let nothing be healed or counted any more."""
-        self._is_under_way = False
+        self._progress.tell(now)
 
     def _interrupt(self, number: int) -> None:
         """Interrupt the run. Called by a signal, in the middle of anything: it writes nothing."""

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
 from jobpool_torture import schedule
 from jobpool_torture.environment import Environment
 from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker
-from jobpool_torture.result import Result
 from jobpool_torture.run import Phases, Run
 from jobpool_torture.schedule import KINDS, About, Fault
 
 SCHEDULE = "schedule.json"  # the file of a run's folder with its faults
 
 
-class Watcher(Protocol):
-    """A receiver of news. `begun`: before the pools are started; from then until `over` it may be interrupted."""
+@contextmanager
+def prepared(
+    options: Options, folder: Path, tell: Callable[[Phases], None], faults: Sequence[Fault] | None = None
+) -> Iterator[Run]:
+    """Yield a run, to go in an empty folder and `tell` how far it is. No process is left afterwards.
 
-    def begun(self, run: Run, /) -> None: ...
-    def tell(self, now: Phases, /) -> None: ...
-    def over(self) -> None: ...
-
-
-def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
-    """Run once, in an empty folder; `faults`: None = they are planned from the seed. No process is left afterwards.
-
-    Raises:
-        ConfigurationError, BackendUnavailable: Nothing was done; the text has the mend.
-        JobpoolError: The pools did not come up, or the torture's own parts failed.
+    `faults`: None = they are planned from the seed. Raises `ConfigurationError` or `BackendUnavailable`: nothing was
+    done; the text has the mend.
     """
     with ExitStack() as stack:
         wanted = options.faults or tuple(KINDS) if faults is None else {fault.kind for fault in faults}
@@ -50,11 +42,9 @@ def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[
         chosen = _plan(options, place) if faults is None else list(faults)
         about = {name: getattr(options, name) for name in About.__struct_fields__}
         (folder / SCHEDULE).write_text(schedule.dump(chosen, about))
-        run = Run(options, folder, place, chosen, watcher.tell, told)
+        run = Run(options, folder, place, chosen, tell, told)
         run.result.left_out = left_out
-        watcher.begun(run)
-        stack.callback(watcher.over)
-        return run.go()
+        yield run
 
 
 def _plan(options: Options, place: Environment) -> list[Fault]:
