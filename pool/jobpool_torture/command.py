@@ -56,7 +56,7 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 def torture(ctx: click.Context, /, session: Session, replay: str | None, **given: Any) -> None:
     """Run pools under kills, stops, bad networks and moved clocks on your own broker; check the end of each job.
 
-    It works in a queue of its own and empties it at the end; no other queue is touched, and the broker is neither
+    It works in a queue of its own and empties it at the end. No other queue is touched, and the broker is neither
     configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, or nobody can say.
     """
     if given["faults"] == "help":

@@ -34,21 +34,21 @@ def prepared(
             options = options.on_its_queue()
             found = backend.diagnose()
             told = [str(each) for each in found if each.is_bad or each.check.endswith(".server")]
-            place = Environment(options, folder, backend, wanted)
+            environment = Environment(options, folder, backend, wanted)
         finally:
             backend.close()
-        stack.callback(place.close)
-        left_out = {kind: why for kind, why in place.nemesis.cannot().items() if kind in wanted}
-        chosen = _plan(options, place) if faults is None else list(faults)
+        stack.callback(environment.close)
+        left_out = {kind: why for kind, why in environment.nemesis.cannot().items() if kind in wanted}
+        chosen = _plan(options, environment) if faults is None else list(faults)
         about = {name: getattr(options, name) for name in About.__struct_fields__}
         (folder / SCHEDULE).write_text(schedule.dump(chosen, about))
-        run = Run(options, folder, place, chosen, tell, told)
+        run = Run(options, folder, environment, chosen, tell, told)
         run.result.left_out = left_out
         yield run
 
 
-def _plan(options: Options, place: Environment) -> list[Fault]:
-    wanted, cannot = options.faults or tuple(KINDS), place.nemesis.cannot()
+def _plan(options: Options, environment: Environment) -> list[Fault]:
+    wanted, cannot = options.faults or tuple(KINDS), environment.nemesis.cannot()
     kinds = [kind for kind in wanted if kind not in cannot]
     if not kinds:
         reasons = {cannot[kind] for kind in wanted}
