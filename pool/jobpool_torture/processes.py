@@ -20,6 +20,7 @@ from pathlib import Path
 
 SOCKET = "socket"  # of any family but the next: connections to servers
 UNIX_SOCKET = "unix socket"  # of the Unix family: a master's sockets to its children and fork servers
+MARK = "TORTURE_MARK"  # variable of a fleet's own processes: the pid of its runner, and a unique word
 FORK_SERVER = "fork server"  # words in the command line of a pool's fork server
 
 
