@@ -35,7 +35,8 @@ def test_a_fault_of_a_network_that_has_died_is_missed_and_a_problem(tmp_path: Pa
     """The fleet is not started: its pools are not what is struck."""
     with Proxy("127.0.0.1", 1) as proxy:
         fleet = Fleet(tmp_path, ["redis://nowhere"])
-        with closing(Nemesis(fleet, [proxy], record=tmp_path / "record")) as nemesis:
+        nemesis = Nemesis(fleet, [proxy], "none", "none", "", orders=tmp_path, record=tmp_path / "record")
+        with closing(nemesis):
             assert not nemesis.strike(Fault(0, 0.0, "net.refuse", seconds=600.0)).missed
             proxy._process.kill()
             proxy._process.wait()
@@ -58,7 +59,8 @@ def test_a_restarted_broker_excuses_a_pool_that_is_starting_and_one_whose_user_i
     pool = fleet.pools[0]
     pool.begun, pool.was_ready = time.monotonic(), was_ready
     try:
-        with closing(Nemesis(fleet, restart_broker="cat", access=access, record=tmp_path / "record")) as nemesis:
+        nemesis = Nemesis(fleet, "none", "none", access, "cat", orders=tmp_path, record=tmp_path / "record")
+        with closing(nemesis):
             assert fleet.excuse(pool) == ""
             nemesis.strike(Fault(0, 0.0, "broker.restart"))
             assert bool(fleet.excuse(pool)) == (has_user or not was_ready)

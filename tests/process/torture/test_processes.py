@@ -118,7 +118,7 @@ words = ["-A", "jobpool_torture.handlers", "-w", "1"]
 fleet = Fleet(folder, [f"sqlite:///{folder}/q.db"], words, environment={LEDGER: f"{folder}/ledger"})
 fleet.start()
 assert not fleet.wait_ready(60.0)
-nemesis = Nemesis(fleet, record=folder / "record")
+nemesis = Nemesis(fleet, "none", "none", "none", "", orders=folder, record=folder / "record")
 blow = nemesis.strike(Fault(0, 0.0, sys.argv[2], 0, 0, 600.0))
 assert not blow.missed, blow
 print(fleet.pools[0].pid, flush=True)
