@@ -208,11 +208,11 @@ class Exited(Exit, JsonFrame, frozen=True):
     """The child was collected, its group killed and its strays swept, in this order."""
 
     @classmethod
-    def from_exit(cls, child: int, pid: int, status: int, usage: struct_rusage, strays: int = 0) -> Self:
+    def from_exit(cls, child: int, pid: int, status: int, usage: struct_rusage) -> Self:
         """Return the end that `os.wait4` has told of."""
         code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
         cpu_seconds, peak_rss = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        return cls(child, pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss, strays)
+        return cls(child, pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss)
 
 
 Frame = Ready | Result | JsonFrame

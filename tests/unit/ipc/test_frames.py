@@ -58,7 +58,7 @@ ONE_OF_EACH: list[Frame] = [
     Spawn(child=5, slot=3),
     Spawned(child=5, pid=4242),
     SpawnFailed(child=5, error="EAGAIN"),
-    Exited(5, 4242, None, 11, True, 0.5, 1 << 20, 2),
+    Exited(5, 4242, None, 11, True, 0.5, 1 << 20),
     Exited(5, 4242, 3, None),
 ]
 
