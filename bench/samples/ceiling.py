@@ -19,7 +19,7 @@ from bench.processes import total_cpu
 from bench.programs import ROOT, answer
 from jobpool.ipc import packets
 from jobpool.ipc.fork_client import ForkServerClient
-from jobpool.ipc.frames import RESULT_HEAD, RUN_HEAD, Frame, Loaded, Ready, Result, Run, Spawned, decode
+from jobpool.ipc.frames import RESULT_HEAD, RUN_HEAD, Frame, Loaded, Ready, Result, Spawned, decode, run_packet
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
@@ -105,7 +105,7 @@ def _drive(lines: list[Line], bodies: list[bytes], depth: int, send: Send, recei
 
 
 def _send(line: Line, nonce: int, body: bytes) -> None:
-    packets.send(line.work, Run(nonce, 1, 0, 0, TIMEOUT, body).encode())
+    packets.send(line.work, run_packet(nonce, 1, 0, 0, TIMEOUT, body))
 
 
 def _receive(line: Line) -> int | None:

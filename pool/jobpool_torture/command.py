@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jobpool_torture.result import Result
     from jobpool_torture.run import Phases, Run
     from jobpool_torture.schedule import Fault
-    from jobpool_torture.view import Progress
 
 FAILED = 1
 OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
@@ -49,16 +48,15 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
     metavar="FILE",
     help="File with the faults of an earlier run, to repeat.",
 )
-@option("--shrink", is_flag=True, help="After a violation, look for a shorter schedule that still fails.")
 @option("--restart-broker", metavar="COMMAND", help="Shell command that restarts the broker.")
 @option("--directory", type=click.Path(file_okay=False), metavar="DIR", help="Empty folder for the run, which is kept.")
 @option("--keep-all", is_flag=True, help="Keep folder, jobs and dead letters.")
 @as_json
 @click.pass_context
-def torture(ctx: click.Context, /, session: Session, replay: str | None, shrink: bool, **given: Any) -> None:
+def torture(ctx: click.Context, /, session: Session, replay: str | None, **given: Any) -> None:
     """Run pools under kills, stops, bad networks and moved clocks on your own broker; check the end of each job.
 
-    It works in a queue of its own and empties it at the end; no other queue is touched, and the broker is neither
+    It works in a queue of its own and empties it at the end. No other queue is touched, and the broker is neither
     configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, or nobody can say.
     """
     if given["faults"] == "help":
@@ -69,8 +67,6 @@ def torture(ctx: click.Context, /, session: Session, replay: str | None, shrink:
     from jobpool_torture.options import check_folder
 
     options, faults = _read(session, replay, given)
-    if shrink and options.queue and options.keep:
-        raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
     is_named = given["directory"] is not None
     folder = check_folder(Path(given["directory"])) if is_named else Path(tempfile.mkdtemp(prefix="jobpool-torture-"))
     face = _Face(folder, session.log_level("warning") in ("info", "debug"), asks_json())
@@ -83,12 +79,11 @@ def torture(ctx: click.Context, /, session: Session, replay: str | None, shrink:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     keeps = is_named or options.keep or not result.is_clean
-    with ExitStack() as whatever_happens:
+    try:
+        face.report(folder if keeps else None)
+    finally:
         if not keeps:
-            whatever_happens.callback(shutil.rmtree, folder, ignore_errors=True)
-        whatever_happens.callback(face.report, folder if keeps else None)
-        if shrink and result.counts and not result.interrupted:
-            face.shrink(options)
+            shutil.rmtree(folder, ignore_errors=True)
     ctx.exit(0 if result.is_clean else FAILED)
 
 
@@ -132,82 +127,63 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Face:
-    """The user's view of runs, and their interruption: an `entry_point.Watcher`."""
+    """The user's view of a run, and its interruption."""
 
     def __init__(self, folder: Path, verbose: bool, json_: bool) -> None:
+        from jobpool_torture.view import Progress
+
         self._folder = folder
         self._verbose = verbose
         self._json = json_
         self._queue = ""  # as the user has named it
-        self._first: Run | None = None  # the requested run; those of a search come after it
-        self._run: Run | None = None  # the one that an interrupt is for
-        self._progress: Progress | None = None  # None = runs are not shown
-        self._shortest: Path | None = None
+        self._run: Run | None = None
+        self._is_under_way = False  # the run takes an interrupt, to heal and count
+        self._progress = Progress()
         self._has_said = False
         self._gives_up = False
 
     def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
-        """Make the requested run, with its progress shown."""
-        from jobpool_torture.entry_point import run_once
-        from jobpool_torture.view import Progress
+        """Make the run, with its head and its progress shown. Raises as `entry_point.prepared` and `Run.go`."""
+        from jobpool_torture import view
+        from jobpool_torture.entry_point import prepared
 
         self._queue = options.queue
-        try:
-            with _interrupts(self._interrupt), Progress() as self._progress:
-                return run_once(options, self._folder, self, faults)
-        finally:
-            self._progress = None
-
-    def shrink(self, options: Options) -> None:
-        """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
-        from jobpool_torture.entry_point import SHORTEST, find_shorter
-
-        assert self._first is not None
-        path = self._folder / SHORTEST
-        try:
-            with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
-                find_shorter(options, self._folder, self._first.faults, self, _told)
-        finally:
-            self._shortest = path if path.exists() else None
+        with (
+            _interrupts(self._interrupt),
+            self._progress,
+            prepared(options, self._folder, self._tell, faults) as self._run,
+        ):
+            self._is_under_way = True
+            try:
+                with suppress(OSError):
+                    view.head(self._run, with_schedule=self._verbose)
+                return self._run.go()
+            finally:
+                self._is_under_way = False
 
     def report(self, folder: Path | None) -> None:
         """Print the answer. `folder`: None = it is removed."""
         from jobpool_torture import view
 
-        assert self._first is not None
-        again = self._replay_command(folder)
+        assert self._run is not None
+        again = self._replay_command(self._run.options, folder)
         if self._json:
-            answer_json(view.document(self._first, folder, self._shortest, again))
+            answer_json(view.document(self._run, folder, again))
         else:
-            view.report(self._first, folder, self._shortest, again)
+            view.report(self._run, folder, again)
 
-    def begun(self, run: Run) -> None:
-        """Let an interrupt be for this run, and show its head; not that of one in a search."""
-        from jobpool_torture import view
-
-        self._run, self._has_said = run, False
-        if self._first is None:
-            self._first = run
-            with suppress(OSError):
-                view.head(run, with_schedule=self._verbose)
-
-    def tell(self, now: Phases) -> None:
+    def _tell(self, now: Phases) -> None:
         """Say once that the run was interrupted, and show how far it is."""
-        if self._run is not None and self._run.result.interrupted and not self._has_said:
+        if now.result.interrupted and not self._has_said:
             self._has_said = True
             _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
-        if self._progress is not None:
-            self._progress.tell(now)
-
-    def over(self) -> None:
-        """Let nothing be healed or counted until another run begins."""
-        self._run = None
+        self._progress.tell(now)
 
     def _interrupt(self, number: int) -> None:
         """Interrupt the run. Called by a signal, in the middle of anything: it writes nothing."""
         if self._gives_up:  # processes are being killed: an interrupt now would leave some behind
             return
-        if self._run is None:
+        if self._run is None or not self._is_under_way:
             self._gives_up = True
             raise KeyboardInterrupt
         if not self._run.result.interrupted:
@@ -216,13 +192,11 @@ class _Face:
             self._gives_up = True
             raise KeyboardInterrupt
 
-    def _replay_command(self, folder: Path | None) -> str:
+    def _replay_command(self, options: Options, folder: Path | None) -> str:
         """Return the command that strikes the same faults again: of the file if it is kept, else of the seed."""
         from jobpool.broker.opening import redact
         from jobpool_torture.entry_point import SCHEDULE
 
-        assert self._first is not None
-        options = self._first.options
         flags: dict[str, object] = {"backend": redact(options.backend)}
         if folder is not None:
             flags["replay"] = folder / SCHEDULE

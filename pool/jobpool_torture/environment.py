@@ -65,6 +65,7 @@ class Environment:
         self._orders = folder / "orders"
         self._key = secrets.token_hex(16)
         self.signer = EnvelopeSigner([self._key])
+        self._networks: list[Proxy] = []  # of each pool, and then of the producer; [] = there are none
         self._stack = ExitStack()
         with ExitStack() as undo:
             undo.callback(self._stack.close)
@@ -81,41 +82,39 @@ class Environment:
         self._orders.mkdir()
         # A pool reads the nearest configuration file: this one, and not the user's own.
         (self.folder / "jobpool.toml").touch()
-        ways, no_network = self._ways()
-        *networks, self._producer_network = self._networks = [network for network, _ in ways]
-        *urls, self._producer_url = [url for _, url in ways]
-        clocks = [None if no_clock else PoolClock(self.folder / f"clock{number}") for number in range(options.pools)]
+        (*urls, self._producer_url), no_network = self._connected()
+        numbers = () if no_clock else range(options.pools)
+        clocks = [PoolClock(self.folder / f"clock{number}") for number in numbers]
         variables = {LEDGER: str(self.ledger), LASTS: f"{options.seconds:g}", "JOBPOOL_SIGNING_KEY": self._key}
         variables[spoiling.ORDERS_FOLDER] = str(self._orders)
         self.fleet = Fleet(self.folder, urls, self._flags(), environment=variables, clocks=clocks)
         self._stack.callback(self.fleet.kill_all)
         self.nemesis = Nemesis(
             self.fleet,
-            networks,
-            clocks,
+            no_network or self._networks[:-1],
+            no_clock or clocks,
+            access,
             options.restart_broker,
-            record=self.strikes,
-            access=access,
             orders=self._orders,
-            no_network=no_network,
-            no_clock=no_clock,
+            record=self.strikes,
         )
         self._stack.callback(self.nemesis.close)
 
-    def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
-        """Return, for each pool and the producer, a network and the URL through it; and why there is none, or ""."""
+    def _connected(self) -> tuple[list[str], str]:
+        """Return the URLs of the pools and the producer, each through a network; and why there is none, or ""."""
         own = self.options.backend
         pools = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools
         urls = list(map(self.options.timed, [*pools, own]))
-        ways: list[tuple[Proxy | None, str]] = []
+        through = []
         for url in urls:
             route = find_route(url)
             if isinstance(route, str):
-                return [(None, url) for url in urls], route
+                return urls, route
             network = Proxy(route.host, route.port)
             self._stack.callback(network.close)
-            ways.append((network, route.to(network.host, network.port)))
-        return ways, ""
+            self._networks.append(network)
+            through.append(route.to(network.host, network.port))
+        return through, ""
 
     def _flags(self) -> list[str]:
         options = self.options
@@ -134,7 +133,7 @@ class Environment:
     def disturb_producer(self, share: float = LOST_REPLIES_SHARE) -> None:
         """Lose this share of the answers to the producer's enqueues from now on."""
         seed = self.options.seed
-        self._order([self._producer_network], lambda network: network.drop_replies(share=share, seed=seed))
+        self._order(self._networks[-1:], lambda network: network.drop_replies(share=share, seed=seed))
 
     def remove_user(self) -> None:
         """Delete the user of the run's own, once no pool needs it any more. Safe to call twice."""
@@ -145,12 +144,11 @@ class Environment:
         """Reset all connections through networks, as a keep-alive would: those that lost something hold leases."""
         self._order(self._networks, lambda network: network.cut())
 
-    def _order(self, networks: Sequence[Proxy | None], order: Callable[[Proxy], None]) -> None:
+    def _order(self, networks: Sequence[Proxy], order: Callable[[Proxy], None]) -> None:
         """Give the order to each proxy. A dead one is a problem of the torture's, and does not end the run."""
         for network in networks:
             try:
-                if network is not None:
-                    order(network)
+                order(network)
             except NetworkFailed as error:
                 self.nemesis.problems.append(str(error))
 

@@ -27,8 +27,6 @@ from jobpool_torture.logpipe import LogPipe
 
 LOG_END_CHARS = 3000
 PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
-MARK = "TORTURE_MARK"
-"""The environment variable by which a fleet knows its own processes: the pid of its runner, and a unique word."""
 RESTART_PAUSE_S = 1.0
 LOOK_PAUSE_S = 0.02
 KILL_LIMIT_S = 10.0
@@ -135,11 +133,11 @@ class Pool:
 
     def fork_servers(self) -> list[int]:
         """Return its living fork servers, the newest generation last."""
-        return processes.fork_servers_of(self.pid) if self.pid else []
+        return processes.fork_servers_of(self.pid)
 
     def children(self) -> list[int]:
         """Return the living children of all its fork servers, by pid."""
-        return sorted(processes.pool_children_of(self.pid)) if self.pid else []
+        return sorted(processes.pool_children_of(self.pid))
 
     def busy(self) -> list[int]:
         """Return those of its children that were at work a moment ago."""
@@ -190,7 +188,7 @@ class Fleet:
             environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
         """
         self._words = [*program, *flags]
-        self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
+        self._mark = f"{processes.MARK}={os.getpid()}-{secrets.token_hex(8)}"
         self._folder = directory / f"work-{secrets.token_hex(4)}"
         self._folder.mkdir(mode=0o700)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}

@@ -55,7 +55,7 @@ class Window:
         return self.begun <= ended and begun <= self.ended + after
 
 
-def heard(lines: Sequence[Line], windows: Sequence[Window]) -> list[Line]:
+def without_unheard_failures(lines: Sequence[Line], windows: Sequence[Window]) -> list[Line]:
     """Return the lines without failures that no master heard of.
 
     The child died with its fork server just after its handler had failed, so its message was released.
@@ -72,15 +72,15 @@ def heard(lines: Sequence[Line], windows: Sequence[Window]) -> list[Line]:
     return [line for line in lines if not is_unheard(line)]
 
 
-def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities) -> set[str]:
+def excused_ids(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities) -> set[str]:
     """Return messages that are not judged by their counters and numbers, beside those that the oracle itself leaves."""
     if can.keeps_records:
         return set()
-    found = copied(lines, windows) | repeated(lines)
-    return found | recounted(lines, windows) if can.exact_counts else found
+    found = copies_left(lines, windows) | enqueued_twice(lines)
+    return found | half_charged(lines, windows) if can.exact_counts else found
 
 
-def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
+def copies_left(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     """Return the messages of which a copy too many may be left if a broker copies (not `Capabilities.keeps_records`).
 
     These were settled by a copy, or put with an ack, while the pool had no good way to the broker. An unanswered put of
@@ -100,7 +100,7 @@ def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     return found
 
 
-def repeated(lines: Iterable[Line]) -> set[str]:
+def enqueued_twice(lines: Iterable[Line]) -> set[str]:
     """Return messages whose enqueue took so long that they may be there twice, if the broker knows no ids."""
     history = [line for line in lines if line.event in ("try", "enq")]
     tried = {line.id: line.at for line in history if line.event == "try"}
@@ -109,7 +109,7 @@ def repeated(lines: Iterable[Line]) -> set[str]:
     }
 
 
-def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
+def half_charged(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     """Return the messages whose crashes may have been charged by half, if a fetch charges them by a copy.
 
     Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed. It may
@@ -151,7 +151,7 @@ class _Held:
             self.crashes += line.verb == "forfeit"
 
 
-def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
+def broken_keys(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
     history = list(lines)
     histories = list(histories_of(history, {ident: item for ident, item in items.items() if shared(item)}))
@@ -250,7 +250,7 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
     return found
 
 
-def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: int) -> dict[str, str]:
+def over_crash_budget(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: int) -> dict[str, str]:
     """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often."""
     poison = {ident: item for ident, item in items.items() if item.kind == "poison"}
     # A run that a stop ended, and whose message was given back, or may have been, is not charged.
@@ -261,8 +261,8 @@ def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: in
     return {ident: f"it ran {number} times" for ident, number in runs.items() if number > max_crashes + 1}
 
 
-def unrun(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
-    """Return jobs acked by a delivery whose handler had never begun. One with a key may be: see `broken`."""
+def acked_without_run(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
+    """Return jobs acked by a delivery whose handler had never begun. One with a key may be: see `broken_keys`."""
     ran = {(line.id, line.fence) for line in lines if line.event == "start"}
     acked = (line for line in lines if line.event == "settled" and line.verb == "ack" and line.answer in ACCEPTED)
     return {
@@ -272,7 +272,7 @@ def unrun(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
     }
 
 
-def swallowed(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
+def answered_as_another(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs whose enqueue was answered with another's id; a unique one may be, by the id of one with its key."""
     return {
         line.tag: f"its enqueue was answered as {line.id}"
@@ -282,7 +282,7 @@ def swallowed(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str
     }
 
 
-def undeserved(
+def wrong_dead_letters(
     kept: Iterable[Message], items: Mapping[str, Item], max_crashes: int, *, exact: bool = True
 ) -> dict[str, str]:
     """Return dead letters of jobs that should not have died, or not of that, or not yet → why.
@@ -291,11 +291,11 @@ def undeserved(
     not `exact`, a broker may give a message up by a count of its own.
     """
     dead = (message for message in kept if message.state is State.DEAD)
-    whys = {message.id: _undeserved(message, items.get(message.id), max_crashes, exact) for message in dead}
+    whys = {message.id: _wrong_dead_letter(message, items.get(message.id), max_crashes, exact) for message in dead}
     return {ident: why for ident, why in whys.items() if why}
 
 
-def _undeserved(message: Message, item: Item | None, max_crashes: int, exact: bool) -> str:
+def _wrong_dead_letter(message: Message, item: Item | None, max_crashes: int, exact: bool) -> str:
     reason = message.reason or "for no reason"
     if reason == CRASH_LIMIT:
         too_early = exact and message.crashes <= max_crashes
@@ -343,7 +343,7 @@ def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[W
     return found
 
 
-def reach(
+def fill_in(
     result: Result,
     lines: Sequence[Line],
     kept: Sequence[Message],
@@ -355,11 +355,11 @@ def reach(
     """Fill in the findings of the whole ledger, of the messages that the broker still has (`kept`), and of results."""
     reasons = Counter(message.reason or "" for message in kept if message.state is State.DEAD)
     result.dead, result.tracked = dict(reasons.most_common()), tracking.figures(lines, results)
-    account = oracle.count(heard(lines, windows), kept=kept, can=can)
+    account = oracle.count(without_unheard_failures(lines, windows), kept=kept, can=can)
     if not can.lists_live:
         for ident in _not_listed(lines, account["LOST"], result.left):
             del account.found["LOST"][ident]
-    result.take(account, doubled(lines, windows, can))
+    result.take(account, excused_ids(lines, windows, can))
     late = overruns(lines, items, windows)
     result.late = sorted(late.values())
     bound = KILL_GRACE_S + FAR_OUT_S
@@ -367,12 +367,12 @@ def reach(
     ours = [message for message in kept if message.id not in account.found["GHOST"]]
     counted = can.exact_counts and can.keeps_records
     found = [
-        ("LOST", unrun(lines, items)),
-        ("LOST", swallowed(lines, items)),
-        ("LOST", undeserved(ours, items, MAX_CRASHES, exact=can.exact_counts)),
+        ("LOST", acked_without_run(lines, items)),
+        ("LOST", answered_as_another(lines, items)),
+        ("LOST", wrong_dead_letters(ours, items, MAX_CRASHES, exact=can.exact_counts)),
         ("BLAMED", blamed(lines, items, windows)),
-        ("KEY", broken(lines, items)),
-        ("POISON", unpoisoned(lines, items, MAX_CRASHES) if counted else {}),
+        ("KEY", broken_keys(lines, items)),
+        ("POISON", over_crash_budget(lines, items, MAX_CRASHES) if counted else {}),
         ("RESULT", tracking.results(lines, items, results)),
         ("CANCEL", tracking.cancels(lines, items, kept)),
         ("BATCH", tracking.batches(lines, items, kept)),

@@ -50,37 +50,32 @@ class Nemesis:
     def __init__(
         self,
         fleet: Fleet,
-        networks: Sequence[Proxy | None] = (),
-        clocks: Sequence[PoolClock | None] = (),
-        restart_broker: str = "",
+        networks: Sequence[Proxy] | str,
+        clocks: Sequence[PoolClock] | str,
+        access: Access | str,
+        restart_broker: str,
         *,
+        orders: Path,
         record: Path,
-        access: Access | str = "no user was given",
-        orders: Path | None = None,
-        no_network: str = "",
-        no_clock: str = "",
     ) -> None:
         """Strike nothing yet.
 
         Args:
             fleet: Its `excuse` is set here: a pool may fail to come up while its broker is out of reach.
-            networks, clocks: By pool; empty, or None among them = no such fault can strike.
+            networks, clocks: By pool; or why they have none, as half a sentence.
+            access: The user by whom the pools log in; or why there is none of their own, in the same way.
+            orders: A folder that the pools' jobs look into, see `spoiling`.
             record: A file; one JSON line is appended for each thing that happens.
-            access: The user by whom the pools log in; or why there is none of their own, as half a sentence.
-            orders: A folder that the pools' jobs look into, see `spoiling`; None = they do not.
         """
         self._fleet = fleet
-        self._networks = [proxy for proxy in networks if proxy is not None]
+        self._networks = [] if isinstance(networks, str) else networks
         self._bad_at = [0.0] * len(self._networks)  # when a fault on each began or ended last
-        self._clocks = [clock for clock in clocks if clock is not None]
-        self._reasons = {
-            "net": "" if len(self._networks) == len(fleet.pools) else no_network or "no network was given",
-            "clock": "" if len(self._clocks) == len(fleet.pools) else no_clock or "no clock was given",
-            "broker": "" if restart_broker else "it needs a command that restarts the broker",
-            "access": access if isinstance(access, str) else "",
-            "child.spoil": "" if orders else "no jobs take orders",
-        }
+        self._clocks = [] if isinstance(clocks, str) else clocks
         self._access = None if isinstance(access, str) else access
+        means = {"net": networks, "clock": clocks, "access": access}
+        self._reasons = {kind: why for kind, why in means.items() if isinstance(why, str)}
+        if not restart_broker:
+            self._reasons["broker"] = "it needs a command that restarts the broker"
         self._orders = orders
         self._record = record
         self._restart = BrokerRestart(restart_broker, record.with_suffix(".broker.log"))
@@ -98,7 +93,7 @@ class Nemesis:
 
     def cannot(self) -> dict[str, str]:
         """Return the kinds of fault that it cannot strike here, and why not, as half a sentence."""
-        reasons = {kind: self._reasons.get(kind.partition(".")[0]) or self._reasons.get(kind) for kind in KINDS}
+        reasons = {kind: self._reasons.get(kind.partition(".")[0]) for kind in KINDS}
         return {kind: why for kind, why in reasons.items() if why}
 
     def strike(self, fault: Fault) -> Blow:
@@ -138,7 +133,6 @@ class Nemesis:
         return Blow(f"{what} killed, pid {pid}", (pid,))
 
     def _spoil_child(self, fault: Fault, pool: Pool) -> Blow:
-        assert self._orders is not None
         known = spoiling.ways()
         way = known[fault.pick % len(known)]
         spoiling.order(self._orders, pool.name, way)
@@ -308,7 +302,6 @@ class Nemesis:
                 pool.log.go_on()
             return "the log is read"
         if fault.kind == "child.spoil":
-            assert self._orders is not None
             is_left = spoiling.withdraw(self._orders, self._fleet.pools[fault.pool].name)
             return "no job has taken the order" if is_left else "a job has taken the order"
         if fault.kind == "access.deny" and self._access:
@@ -333,7 +326,7 @@ class Nemesis:
 
         Blocks for as long as that command runs, for `broker_faults.STOP_COMMAND_LIMIT_S` at most and a little more.
         """
-        self._stops.close()
+        self._stops.go_all()
         self._restart.close()
 
     def _excuse(self, pool: Pool) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 import socket
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from urllib.parse import parse_qsl
 from jobpool.broker.opening import scheme_of
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture.network_process import Counts
-from jobpool_torture.processes import start_script
 from jobpool_torture.schedule import Fault
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
@@ -129,9 +129,12 @@ class Proxy:
         A name is looked up once. Of several addresses it is the first that takes a connection now, else the first.
         Raises OSError: the name cannot be found; `NetworkFailed`: the process did not come up.
         """
-        words = _address(host, port), str(port)
-        self._process, self._socket = start_script(PROGRAM, *words, kind=socket.SOCK_STREAM)
+        self._socket, theirs = socket.socketpair()
         self._socket.settimeout(ORDER_LIMIT_S)
+        with theirs:
+            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), _address(host, port), str(port)]
+            quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+            self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()], start_new_session=True, **quiet)
         self._orders = self._socket.makefile("rw")
         self.port = 0
         try:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 
-from jobpool.cli.main import cli
 from jobpool.ipc import linux
-from jobpool_torture.fleet import MARK
-from jobpool_torture.witness import watched
+from jobpool_torture.processes import MARK
 
 
 def main() -> None:
     if mark := os.environ.get(MARK):
         linux.die_with_parent(int(mark.partition("-")[0]))
+    # After that, for they take most of its start: a process that is stopped before it does not end with its parent.
+    from jobpool.cli.main import cli
+    from jobpool_torture.witness import watched
+
     cli(obj=lambda backend: watched(backend, os.environ))
 
 

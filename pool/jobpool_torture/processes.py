@@ -5,8 +5,8 @@ stranger's. A pidfd names the process itself. So the descriptor is opened first,
 and the signal goes through the descriptor.
 
 `Stops` holds processes by SIGSTOP, for faults that may overlap: one goes on when the last fault that holds it is over.
-A process of its own (see `jobpool_torture.stops_process`) has their pidfds too, and continues all if this one is
-killed. A stopped process cannot see that its owner is gone.
+A stopped process cannot see that its owner is gone. If this process is killed, the kernel ends the masters (see
+`pool_process`). Their end kills their children, and continues their fork servers, which sweep what is left.
 """
 
 from __future__ import annotations
@@ -14,22 +14,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 SOCKET = "socket"  # of any family but the next: connections to servers
 UNIX_SOCKET = "unix socket"  # of the Unix family: a master's sockets to its children and fork servers
+MARK = "TORTURE_MARK"  # variable of a fleet's own processes: the pid of its runner, and a unique word
 FORK_SERVER = "fork server"  # words in the command line of a pool's fork server
-KEEPER_PROGRAM = Path(__file__).with_name("stops_process.py")
-LET_GO_LIMIT_S = 10.0
-"""Time for continued processes to end by themselves, once the process that had stopped them is gone."""
-
-TELL_LIMIT_S = 5.0  # time for the keeper to take what it is told
 
 
 def is_alive(pid: int) -> bool:
@@ -71,12 +63,12 @@ def children_of(pid: int) -> list[int]:
 
 
 def fork_servers_of(master: int) -> list[int]:
-    """Return the fork servers of a pool, the newest generation last."""
+    """Return the fork servers of a pool, the newest generation last; [] if it is not there."""
     return [pid for pid in children_of(master) if FORK_SERVER in command(pid)]
 
 
 def pool_children_of(master: int) -> list[int]:
-    """Return the children of all fork servers of a pool."""
+    """Return the children of all fork servers of a pool; [] if it is not there."""
     return [child for server in fork_servers_of(master) for child in children_of(server)]
 
 
@@ -131,7 +123,8 @@ def descriptors(pid: int) -> Counter[str]:
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    unix = unix_sockets(Path(f"/proc/{pid}/net/unix").read_text(errors="replace"))  # later: so no socket is unknown
+    rows = Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()[1:]  # later: so none is unknown
+    unix = {fields[6] for fields in map(str.split, rows) if len(fields) > 6}  # their inodes
     return Counter(_kind(target, unix) for target in targets)
 
 
@@ -140,22 +133,6 @@ def _kind(target: str, unix: Collection[str]) -> str:
     if not is_numbered or name not in (SOCKET, "pipe"):
         return target
     return UNIX_SOCKET if name == SOCKET and rest.rstrip("]") in unix else name
-
-
-def unix_sockets(table: str) -> set[str]:
-    """Return the inodes of all sockets of the Unix family, from the text of /proc/PID/net/unix."""
-    return {line.split()[6] for line in table.splitlines()[1:] if len(line.split()) > 6}
-
-
-def start_script(program: Path, *words: str, kind: int, **how: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a program of the standard library alone; return it, and the socket that it serves until that is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    with theirs:
-        command = [sys.executable, "-ISs", str(program), str(theirs.fileno()), *words]
-        fds, nothing = [theirs.fileno()], subprocess.DEVNULL
-        return subprocess.Popen(
-            command, stdin=nothing, stdout=nothing, pass_fds=fds, start_new_session=True, **how
-        ), ours
 
 
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:
@@ -185,55 +162,14 @@ def _opened(pid: int, is_it: Callable[[int], bool]) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-class _Keeper:
-    """The process that outlives this one. Started when first told of something, and anew when it has died."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-
-    def tell(self, pidfd: int, others: Iterable[int]) -> None:
-        """Announce that this process is about to be stopped; `others` are. Raises OSError: no process can be had."""
-        try:
-            self._send([pidfd])
-        except OSError:
-            self.close()
-            self._start()
-            self._send([*others, pidfd])
-
-    def _send(self, pidfds: Iterable[int]) -> None:
-        if self._socket is None:
-            raise ConnectionError("it does not run")
-        for pidfd in pidfds:  # bytes under way are read even if this process ends now
-            socket.send_fds(self._socket, [b"."], [pidfd])
-
-    def _start(self) -> None:
-        how = {"kind": socket.SOCK_SEQPACKET, "stderr": subprocess.DEVNULL}
-        self._process, self._socket = start_script(KEEPER_PROGRAM, str(LET_GO_LIMIT_S), **how)
-        self._socket.settimeout(TELL_LIMIT_S)
-
-    def close(self) -> None:
-        """End it at once: it does nothing to what it was told of."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        if self._socket is not None:
-            self._socket.close()
-        self._process = self._socket = None
-
-
 class Stops:
-    """The stopped processes, and their faults. `close` must be called at the end: it also ends a process."""
+    """The stopped processes, and their faults."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[tuple[int, int], int]] = {}  # fault → pid and start of each process → its pidfd
-        self._keeper = _Keeper()
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
-        """Send SIGSTOP to the processes that are alive and still meant (see `send`); return their pids.
-
-        Raises OSError: no process can be had that lets them go if this one is killed; they were not stopped.
-        """
+        """Send SIGSTOP to the processes that are alive and still meant (see `send`); return their pids."""
         return [pid for pid in pids if self._stop(fault, pid, is_it)]
 
     def _stop(self, fault: int, pid: int, is_it: Callable[[int], bool]) -> bool:
@@ -241,8 +177,6 @@ class Stops:
             if pidfd is None:
                 return False
             key = (pid, started_at(pid))
-            if not self._is_held(key):
-                self._keeper.tell(pidfd, [other for held in self._held.values() for other in held.values()])
             if not _send(pidfd, signal.SIGSTOP):
                 return False
             held = self._held.setdefault(fault, {})
@@ -250,26 +184,20 @@ class Stops:
                 held[key] = os.dup(pidfd)
             return True
 
-    def _is_held(self, key: tuple[int, int]) -> bool:
-        return any(key in held for held in self._held.values())
-
     def go(self, fault: int) -> list[int]:
         """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
         gone_on = []
         for key, pidfd in self._held.pop(fault, {}).items():
-            if not self._is_held(key) and _send(pidfd, signal.SIGCONT):
+            is_held = any(key in held for held in self._held.values())
+            if not is_held and _send(pidfd, signal.SIGCONT):
                 gone_on.append(key[0])
             os.close(pidfd)
         return gone_on
 
-    def go_all(self) -> list[int]:
-        """Send SIGCONT to everything; return the pids that went on."""
-        return [pid for fault in list(self._held) for pid in self.go(fault)]
-
-    def close(self) -> None:
-        """Continue all, and end the keeper. Safe to call twice."""
-        self.go_all()
-        self._keeper.close()
+    def go_all(self) -> None:
+        """Send SIGCONT to everything."""
+        for fault in list(self._held):
+            self.go(fault)
 
 
 def _send(pidfd: int, number: signal.Signals) -> bool:

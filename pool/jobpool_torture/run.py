@@ -23,7 +23,7 @@ from jobpool_torture.options import Options
 from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
-from jobpool_torture.workload import Producer, taste, workload
+from jobpool_torture.workload import Producer, warm_up_jobs, workload
 
 START_LIMIT_S = 90.0
 WARM_UP_LIMIT_S = 90.0
@@ -60,7 +60,7 @@ class Run:
         self,
         options: Options,
         folder: Path,
-        place: Environment,
+        environment: Environment,
         faults: Sequence[Fault],
         tell: Callable[[Phases], None],
         broker: Sequence[str] = (),
@@ -68,14 +68,14 @@ class Run:
         self.result = Result(planned=len(faults))
         self.options = options
         self._folder = folder
-        self._place = place
-        self._fleet = place.fleet
+        self._environment = environment
+        self._fleet = environment.fleet
         self.faults = faults
         self.broker = broker  # its own facts: its version, if it tells, and settings that can lose jobs
         self._windows: list[Window] = []
         self._interrupted_at = 0.0
-        self._ledger = Ledger(place.ledger)
-        self._pace = Phases(place.nemesis, self._ledger, self.result, tell)
+        self._ledger = Ledger(environment.ledger)
+        self._phases = Phases(environment.nemesis, self._ledger, self.result, tell)
 
     def interrupt(self) -> None:
         """Strike no more faults: heal, drain for a short time, and count."""
@@ -88,11 +88,13 @@ class Run:
         Raises `JobpoolError`: the pools did not come up, or the torture's own parts failed. No process is left.
         """
         with ExitStack() as stack:
-            stack.callback(self._place.close)
+            stack.callback(self._environment.close)
             timeout = 10.0 if scheme_of(self.options.backend) in PLACES else None  # past all networks
-            backend = open_backend(self.options.backend, signer=self._place.signer, timeout=timeout)
+            backend = open_backend(self.options.backend, signer=self._environment.signer, timeout=timeout)
             stack.callback(backend.close)
-            producer = Producer(self._place.connect, self.options.queue, self._place.mark[:8], self._place.ledger)
+            producer = Producer(
+                self._environment.connect, self.options.queue, self._environment.mark[:8], self._environment.ledger
+            )
             stack.callback(producer.close)
             stack.callback(producer.abort)
             self._start()
@@ -106,41 +108,43 @@ class Run:
         return self.result
 
     def _start(self) -> None:
-        with self._pace.enter("start", START_LIMIT_S):
+        with self._phases.enter("start", START_LIMIT_S):
             fleet = self._fleet
             fleet.start()
-            self._pace.wait(lambda: bool(fleet.ends) or not fleet.wait_ready(0.0), START_LIMIT_S)
+            self._phases.wait(lambda: bool(fleet.ends) or not fleet.wait_ready(0.0), START_LIMIT_S)
             if missing := [end.pool for end in fleet.ends] or fleet.wait_ready(0.0):
                 raise JobpoolError(f"{' and '.join(missing)} did not come up: {self._log_end(missing[0])}")
 
     def _warm_up(self, backend: QueueBackend, producer: Producer) -> Open | None:
         """Open every connection, by a job of each kind for each pool; return the descriptors of each master, if any."""
-        options, can = self.options, self._place.capabilities
-        with self._pace.enter("warm up", None):
-            producer.start(taste(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
-            self._pace.wait(lambda: not producer.is_busy or self.result.interrupted, WARM_UP_LIMIT_S)
+        options, can = self.options, self._environment.capabilities
+        with self._phases.enter("warm up", None):
+            producer.start(warm_up_jobs(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
+            self._phases.wait(lambda: not producer.is_busy or self.result.interrupted, WARM_UP_LIMIT_S)
             was_answered = producer.finish(INTERRUPTED_LIMIT_S)
             if producer.error is not None:
                 raise JobpoolError(f"no job could be enqueued: {producer.error}") from producer.error
             if (was_answered and self._is_drained(backend)) or self.result.interrupted:
                 return self._descriptors_at_rest()
-            raise JobpoolError(f"the pools did not do {self._pace.pending} jobs without any fault: see {self._folder}")
+            raise JobpoolError(
+                f"the pools did not do {self._phases.pending} jobs without any fault: see {self._folder}"
+            )
 
     def _strike(self, producer: Producer) -> None:
         if self.result.interrupted:
             return
-        options, can = self.options, self._place.capabilities
-        with self._pace.enter("faults", options.seconds):
+        options, can = self.options, self._environment.capabilities
+        with self._phases.enter("faults", options.seconds):
             length = {"seconds": options.seconds, "rate": options.rate, "ttl": options.ttl}
             items = workload(options.seed, capabilities=can, **length)
-            begun, self._pace.pending = time.monotonic(), None
+            begun, self._phases.pending = time.monotonic(), None
             producer.start(items)
-            self._place.disturb_producer()
+            self._environment.disturb_producer()
             waiting = list(self.faults)
             passed = 0.0
             # No faults without jobs.
             while passed < options.seconds and not (self.result.interrupted or producer.error):
-                self._pace.turn()
+                self._phases.turn()
                 passed = time.monotonic() - begun
                 while waiting and waiting[0].at <= passed:
                     self._hit(waiting.pop(0))
@@ -150,8 +154,8 @@ class Run:
         if fault.kind in self.result.left_out:
             self.result.missed += 1
             return
-        blow = self._place.nemesis.strike(fault)
-        self._pace.note([blow.said])
+        blow = self._environment.nemesis.strike(fault)
+        self._phases.note([blow.said])
         if blow.missed:
             self.result.missed += 1
             return
@@ -161,13 +165,13 @@ class Run:
         self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
 
     def _heal(self, producer: Producer) -> None:
-        with self._pace.enter("heal", 2 * START_LIMIT_S):
-            self._place.disturb_producer(share=0.0)
-            self._pace.note(self._place.nemesis.heal())
+        with self._phases.enter("heal", 2 * START_LIMIT_S):
+            self._environment.disturb_producer(share=0.0)
+            self._phases.note(self._environment.nemesis.heal())
             begun = time.monotonic()
-            self._place.hang_up()
+            self._environment.hang_up()
             self._windows.append(Window("", "net.cut", begun, time.monotonic()))
-            self._pace.wait(lambda: not self._fleet.wait_ready(0.0), START_LIMIT_S)
+            self._phases.wait(lambda: not self._fleet.wait_ready(0.0), START_LIMIT_S)
             missing = self._fleet.wait_ready(0.0)
             self.result.add("DIED", [f"{name} did not come up again: {self._log_end(name)}" for name in missing])
             producer.finish(INTERRUPTED_LIMIT_S)
@@ -175,11 +179,11 @@ class Run:
                 self.result.problems.append(f"the producer has ended, and with it the faults: {producer.error}")
 
     def _drain(self, backend: QueueBackend) -> None:
-        with self._pace.enter("drain", None):
+        with self._phases.enter("drain", None):
             if self._is_drained(backend):
                 return
             if self.result.interrupted:
-                self.result.left = self._pace.pending or 0
+                self.result.left = self._phases.pending or 0
             else:
                 self.result.add("STUCK", self._ask(lambda: leftovers.stuck(backend, self.options.queue)) or ())
 
@@ -189,7 +193,7 @@ class Run:
             return
 
         def more() -> list[str]:
-            return grown(self.result.descriptors, self._place.connections)
+            return grown(self.result.descriptors, self._environment.connections)
 
         def is_as_before() -> bool:
             if self._incomplete():
@@ -197,13 +201,13 @@ class Run:
             self.result.descriptors = difference(before, self._fleet.descriptors())
             return not more()
 
-        with self._pace.enter("idle", REST_LIMIT_S):
-            if self._pace.wait(is_as_before, REST_LIMIT_S) or not self._note_incomplete():
+        with self._phases.enter("idle", REST_LIMIT_S):
+            if self._phases.wait(is_as_before, REST_LIMIT_S) or not self._note_incomplete():
                 self.result.add("FD", more())
 
     def _descriptors_at_rest(self) -> Open | None:
         """Count the descriptors of each master, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""
-        self._pace.wait(lambda: self.result.interrupted or not self._incomplete(), REST_LIMIT_S)
+        self._phases.wait(lambda: self.result.interrupted or not self._incomplete(), REST_LIMIT_S)
         return None if self.result.interrupted or self._note_incomplete() else self._fleet.descriptors()
 
     def _incomplete(self) -> list[str]:
@@ -220,7 +224,7 @@ class Run:
         return bool(names)
 
     def _stop(self) -> None:
-        with self._pace.enter("stop", STOP_LIMIT_S):
+        with self._phases.enter("stop", STOP_LIMIT_S):
             statuses = self._fleet.stop_all(STOP_LIMIT_S)
             told = {code: "had to be killed" if code is None else f"status {code}" for code in statuses.values()}
             self.result.add("EXIT", [f"{name}: {told[code]}" for name, code in statuses.items() if code != 0])
@@ -229,26 +233,26 @@ class Run:
                 time.sleep(TURN_S)
             self.result.add("ORPHANS", [f"pid {pid}: {command}" for pid, command in left.items()])
             self.result.add("DIED", [f"{end.why}: {_last_line(end.log_end)}" for end in self._fleet.unexpected])
-            self.result.add("STALLED", self._place.nemesis.stalled)
-            self._place.remove_user()
+            self.result.add("STALLED", self._environment.nemesis.stalled)
+            self._environment.remove_user()
 
     def _count(self, backend: QueueBackend, producer: Producer) -> None:
-        with self._pace.enter("count", None):
+        with self._phases.enter("count", None):
             self.result.tally.follow(self._ledger)
-            problems = Counter(self._place.nemesis.problems)
+            problems = Counter(self._environment.nemesis.problems)
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
             lines, can = self._ledger.read(), backend.capabilities
             kept = self._ask(lambda: leftovers.kept(backend, self.options.queue))
             results = self._ask(lambda: leftovers.results(backend, producer.items))
             if kept is not None and results is not None:
                 leftovers.dump(kept, self._folder / "left.jsonl")
-                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, results)
+                judge.fill_in(self.result, lines, kept, producer.items, self._disturbed(), can, results)
         if not self.options.keep:
             self._empty(backend, leftovers.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
         """Return when faults struck which pools; the nemesis knows how long those took that end by themselves."""
-        nemesis = self._place.nemesis
+        nemesis = self._environment.nemesis
         restarts = [Window("", "broker.restart", *when) for when in nemesis.restarts]
         freezes = [Window(pool, "forkserver.freeze", begun, ended) for pool, begun, ended in nemesis.freezes]
         return [*self._windows, *restarts, *freezes]
@@ -256,9 +260,9 @@ class Run:
     def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
         """Empty the queue. The counts are reported even if the broker ends now."""
         queue, limit = self.options.queue, self.options.ttl + EMPTY_LIMIT_S
-        with self._pace.enter("empty", limit):
+        with self._phases.enter("empty", limit):
             try:
-                left = leftovers.empty(backend, queue, ours, self._pace.rest, limit)
+                left = leftovers.empty(backend, queue, ours, self._phases.rest, limit)
             except JobpoolError as error:
                 left = f"queue {queue} was not emptied: {error}; `jobpool purge -Q {queue}` does so"
         self.result.problems += [left] if left else []
@@ -266,20 +270,20 @@ class Run:
     def _is_drained(self, backend: QueueBackend) -> bool:
         """Wait until everything is done; False: the jobs left make no progress, or a person has ended the wait."""
         begun = time.monotonic()
-        patience = DrainStall(max(STALL_LIMIT_S, 6 * self.options.ttl), begun)
+        stall = DrainStall(max(STALL_LIMIT_S, 6 * self.options.ttl), begun)
         calm = 0
         while calm < CALM_LOOKS:
             stats = None
             with suppress(BackendUnavailable):
                 stats = backend.stats(self.options.queue)
-            self._pace.pending = None if stats is None else stats.pending
-            calm = calm + 1 if self._pace.pending == 0 else 0
+            self._phases.pending = None if stats is None else stats.pending
+            calm = calm + 1 if self._phases.pending == 0 else 0
             now = time.monotonic()
             is_hurried = self.result.interrupted and now - max(begun, self._interrupted_at) > INTERRUPTED_LIMIT_S
             lines = self.result.tally.follow(self._ledger).written
-            if calm == 0 and (patience.is_over(now, stats, lines) or is_hurried):
+            if calm == 0 and (stall.is_over(now, stats, lines) or is_hurried):
                 return False
-            self._pace.rest(POOLS_LOOK_S)
+            self._phases.rest(POOLS_LOOK_S)
         return True
 
     def _ask(self, call: Callable[[], Answered]) -> Answered | None:
@@ -292,7 +296,7 @@ class Run:
                 if time.monotonic() > give_up:
                     self.result.add("STUCK", [f"no job could be counted: {error}"])
                     return None
-            self._pace.rest(POOLS_LOOK_S)
+            self._phases.rest(POOLS_LOOK_S)
 
     def _log_end(self, name: str) -> str:
         path = self._folder / f"{name}.log"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -25,12 +24,9 @@ from jobpool_torture.result import MEANINGS, quantiles
 if TYPE_CHECKING:
     from jobpool_torture.result import Result
     from jobpool_torture.run import Phases, Run
-    from jobpool_torture.schedule import Fault
 
 PROGRESS_EVERY_S = 10.0
 SHOWN_IDS = 10
-SHOWN_FAULTS = 200
-SCHEDULE_LINE_CHARS = 110
 
 
 def head(run: Run, *, with_schedule: bool) -> None:
@@ -108,7 +104,7 @@ def line(now: Phases) -> str:
     )
 
 
-def report(run: Run, folder: Path | None, shortest: Path | None, again: str) -> None:
+def report(run: Run, folder: Path | None, again: str) -> None:
     """Print the report for people, on stdout."""
     result = run.result
     table(
@@ -120,13 +116,11 @@ def report(run: Run, folder: Path | None, shortest: Path | None, again: str) -> 
             say(f"{name}: {each}")
         if len(found) > SHOWN_IDS:
             say(f"{name}: … and {len(found) - SHOWN_IDS} more")
-    for text in (*_figures(result), *_schedule(run.faults)):
+    for text in _figures(result):
         say(text)
     say(f"{_verdict(result)}  jobpool {version('jobpool')}, Python {python_version()}")
     if folder is not None:
         say(f"ledger, logs, schedule.json, strikes.jsonl and left.jsonl: {folder}")
-    if shortest is not None:
-        say(f"the shortest schedule that failed too: {shortest}")
     say(f"again: {again}")
 
 
@@ -157,14 +151,6 @@ def _figures(result: Result) -> Iterator[str]:
     yield from (f"problem: {text}" for text in result.problems)
 
 
-def _schedule(faults: Sequence[Fault]) -> list[str]:
-    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in faults[:SHOWN_FAULTS]]
-    more = len(faults) - len(moments)
-    if more:
-        moments.append(f"and {more} more: see -v, --json or schedule.json")
-    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", SCHEDULE_LINE_CHARS, subsequent_indent="  ")
-
-
 def _verdict(result: Result) -> str:
     if result.counts:
         return f"{plural(result.violations, 'violation')}."
@@ -174,7 +160,7 @@ def _verdict(result: Result) -> str:
     return f"clean, as far as it came{left}." if result.interrupted else "clean."
 
 
-def document(run: Run, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
+def document(run: Run, folder: Path | None, again: str) -> dict[str, Any]:
     options = run.options
     told = ("queue", "seed", "pools", "workers", "ttl", "rate")
     return {
@@ -184,7 +170,6 @@ def document(run: Run, folder: Path | None, shortest: Path | None, again: str) -
         **run.result.to_dict(),
         "schedule": [asdict(fault) for fault in run.faults],
         "folder": None if folder is None else str(folder),
-        "shortest": None if shortest is None else str(shortest),
         "broker": list(run.broker),
         "versions": {"jobpool": version("jobpool"), "python": python_version()},
         "again": again,

@@ -92,7 +92,7 @@ def workload(seed: int, *, seconds: float, rate: float, ttl: float, capabilities
     return items
 
 
-def taste(seed: int, *, ttl: float, capabilities: Capabilities, times: int = 1) -> list[Item]:
+def warm_up_jobs(seed: int, *, ttl: float, capabilities: Capabilities, times: int = 1) -> list[Item]:
     """Return `times` jobs of each short kind, to be run before the faults; numbered downwards from -1."""
     usable = [name for name in _usable(capabilities) if name not in SLOW]
     return [_item(Dice(seed, -place, ttl), 0.0, name) for place, name in enumerate(usable * times, start=1)]

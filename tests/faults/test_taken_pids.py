@@ -34,7 +34,6 @@ BY_NUMBER = {
     ): "its own child, by Popen, which has not collected it",
     ("jobpool_torture/handlers.py", "crash"): "itself",
     ("jobpool_torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",
-    ("jobpool_torture/processes.py", "_Keeper.close"): "its own child, by Popen, which has not collected it",
     ("jobpool_torture/broker_faults.py", "BrokerRestart.close"): "the group of its own child, not collected yet",
 }
 """Who sends a signal by a number, and why that cannot be another's: file and function → reason."""

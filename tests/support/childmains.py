@@ -20,7 +20,7 @@ from typing import Any
 from jobpool.errors import ConfigurationError
 from jobpool.ipc import fork_server as fork_server
 from jobpool.ipc import packets
-from jobpool.ipc.frames import HandlerInfo, Ready, Result, Run, decode
+from jobpool.ipc.frames import RUN_HEAD, HandlerInfo, Ready, Result
 from jobpool.ipc.process_options import ChildBoot, ChildOptions
 from jobpool.message.outcome import ResultKind
 
@@ -182,13 +182,11 @@ def obey(boot: ChildBoot) -> int:
     packets.send(boot.channel, Ready().encode())
     page.idle(time.monotonic())
     while (got := packets.recv(boot.work)) is not None:
-        frame = decode(got[0])
-        if not isinstance(frame, Run):
-            return 0
-        page.took(frame.nonce, time.monotonic())
-        word, *arguments = frame.body.decode().split()
+        _, nonce, *_ = RUN_HEAD.unpack_from(got[0])
+        page.took(nonce, time.monotonic())
+        word, *arguments = got[0][RUN_HEAD.size :].decode().split()
         output = json.dumps(globals()[word](boot, *arguments))
-        packets.send(boot.channel, Result(frame.nonce, ResultKind.SUCCEEDED, 0.0, 0.0, output).encode())
+        packets.send(boot.channel, Result(nonce, ResultKind.SUCCEEDED, 0.0, 0.0, output).encode())
         page.finished(True, time.monotonic())
     return 0
 

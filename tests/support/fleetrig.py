@@ -148,8 +148,15 @@ def fleet_rig(
     program = (sys.executable, "-m", "jobpool.cli.main")
     told = {"TOLD": str(directory / "told"), "PYTHONDONTWRITEBYTECODE": "1"}
     fleet = Fleet(directory, urls, flags, environment=told, clocks=own, program=program)
-    reasons = dict[str, Any](no_network=route if isinstance(route, str) else "", no_clock="these pools have none")
-    nemesis = Nemesis(fleet, networks, own, restart_broker, record=directory / "record", **reasons)
+    nemesis = Nemesis(
+        fleet,
+        route if isinstance(route, str) else networks,
+        own or "these pools have none",
+        "they have no user of their own",
+        restart_broker,
+        orders=directory,
+        record=directory / "record",
+    )
     backend = open_backend(url)
     try:
         fleet.start()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from jobpool.ipc import packets
 from jobpool.ipc.fork_client import ForkServerClient
-from jobpool.ipc.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
+from jobpool.ipc.frames import Exited, Frame, Ready, Result, Spawned, decode, run_packet
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from support.stalls import Stopwatch
@@ -86,7 +86,7 @@ class Child:
     def tell(self, command: str) -> None:
         """Have it do something."""
         self._nonce += 1
-        packets.send(self.work, Run(self._nonce, 1, 0, 0, 0.0, command.encode()).encode())
+        packets.send(self.work, run_packet(self._nonce, 1, 0, 0, 0.0, command.encode()))
 
     def ask(self, command: str) -> Any:
         """What came of it."""

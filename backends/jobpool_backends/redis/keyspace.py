@@ -186,7 +186,7 @@ OUTBOX_DROP = _script("outbox_drop", "", "outbox")
 FETCH = _script("fetch", "clock promote check_holder call_memory bodies record_parts", "memory")
 SETTLE = _script(
     "settle",
-    f"{_ADDING} check_holder places rates release_guards {_BATCHES} erase {_FAILURES} notify_ended",
+    f"{_ADDING} check_holder places release_guards {_BATCHES} erase {_FAILURES} notify_ended",
     "memory last",
     "outbox",
 )
@@ -211,7 +211,7 @@ CLAIM_DELETE = _script("claim_delete", f"{_SWEEPING} {_BATCHES}")
 CLAIM_POP = _script("claim_pop", f"{_SWEEPING} {_BATCHES} select_free", repeatable=False)
 CLAIM_LIST = _script("claim_list", _SWEEPING)
 
-BATCH_OPEN = _script("batch_open", f"{_ADDING} {_BATCHES}")
+BATCH_OPEN = _script("batch_open", "clock batches")
 BATCH_CLOSE = _script("batch_close", f"{_ADDING} {_BATCHES}")
 
 ACQUIRE_GUARDS = _script("acquire_guards", "clock check_holder call_memory named_keys places rates")

@@ -1,6 +1,6 @@
 """A child's life: boot, then one attempt at a time, until the work ends or it is to be replaced.
 
-It decides nothing about a message. It reads `Run` frames from `work`, one when it is idle, and answers each with a
+It decides nothing about a message. It reads attempts from `work`, one when it is idle, and answers each with a
 `Result` on `channel`. Its first act on a frame is to write the attempt's nonce to its page of the scoreboard. So the
 master knows of every frame if it was looked at.
 """

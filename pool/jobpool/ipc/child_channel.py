@@ -23,9 +23,9 @@ from jobpool.ipc.frames import (
     Ready,
     Reply,
     Result,
-    Run,
     Said,
     decode,
+    nonce_of,
 )
 from jobpool.ipc.line_budget import SAID_AT_ONCE, SAID_PER_S
 
@@ -151,9 +151,9 @@ class ChildChannel:
             if received is None:
                 break
             try:
-                if isinstance(frame := decode(received[0]), Run):
-                    self.handed.remove(frame.nonce)
-                    nonces.add(frame.nonce)
+                nonce = nonce_of(received[0])
+                self.handed.remove(nonce)
+                nonces.add(nonce)
             except ValueError:  # user code has this socket too: it can cut packets short, and peek to answer for them
                 self._cut_off()
         return frozenset(nonces)

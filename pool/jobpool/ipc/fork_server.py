@@ -153,11 +153,10 @@ class ForkServer:
                 linux.kill_group(self._children[pidfd].pid)
         limit = SHORT_SWEEP_S if self._strays_left else SWEEP_LIMIT_S
         begun = time.monotonic()
-        strays = linux.sweep_strays(ours, limit, self._spare_trackers)
+        linux.sweep_strays(ours, limit, self._spare_trackers)
         self._strays_left = bool(self._trackers) or time.monotonic() - begun >= limit
         for pidfd in dead:
-            self._outbox.send(self._collected(pidfd, strays).encode())
-            strays = 0  # when several die at once, the first is charged with all
+            self._outbox.send(self._collected(pidfd).encode())
 
     def _spare_trackers(self, strays: set[int]) -> set[int]:
         """Return the resource trackers among `strays` whose time is not over: they are killed at the first sweep then.
@@ -170,7 +169,7 @@ class ForkServer:
         self._trackers = {pid: self._trackers.get(pid, until) for pid in trackers}
         return {pid for pid, end in self._trackers.items() if now < end}
 
-    def _collected(self, pidfd: int, strays: int) -> Exited:
+    def _collected(self, pidfd: int) -> Exited:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         child = self._children.pop(pidfd)
@@ -178,9 +177,9 @@ class ForkServer:
         while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:
             if time.monotonic() >= give_up:  # its debugger stands at a prompt: until it goes on, nobody can collect it
                 self._left_alone.add(child.pid)
-                return Exited(child.child, child.pid, None, signal.SIGKILL, strays=strays)
+                return Exited(child.child, child.pid, None, signal.SIGKILL)
             time.sleep(0.001)
-        return Exited.from_exit(child.child, *ended, strays)
+        return Exited.from_exit(child.child, *ended)
 
     def _end(self) -> None:
         linux.close_all_but({0, 1, 2, self._control.fileno()})  # a pipe to the app's resource tracker among them

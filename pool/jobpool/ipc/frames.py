@@ -1,8 +1,8 @@
 """Frames that cross the sockets between master, fork server and children: one class a kind of message.
 
 Bytes in, values out: no socket here. A packet holds one frame: a tag byte, then a packed head for the two hot frames
-(`Run`, `Result`), then JSON. A packet that does not decode is `BadFrame`, and its sender is not to be trusted any more.
-docs/architecture.md, "Channels", says which frame crosses which socket.
+(`run_packet`, `Result`), then JSON. A packet that does not decode is `BadFrame`, and its sender is not to be trusted
+any more. docs/architecture.md, "Channels", says which frame crosses which socket.
 """
 
 from __future__ import annotations
@@ -52,24 +52,8 @@ class JsonFrame(Struct, frozen=True):
         return _TAGS[type(self)] + json.encode(self)
 
 
-class Run(Struct, frozen=True):
-    """Run one attempt."""
-
-    nonce: int  # names the attempt
-    fence: int  # the message's deliveries
-    attempts: int
-    crashes: int
-    timeout: float  # seconds; 0 = unlimited
-    body: bytes
-    ticket: bytes = b""  # JSON: the needs of a handler that acks in its own transaction (`QueueBackend.ticket`)
-
-    def encode(self) -> bytes:
-        packet = run_packet(self.nonce, self.fence, self.attempts, self.crashes, self.timeout, self.body)
-        return with_ticket(packet, self.ticket) if self.ticket else packet
-
-
 class Ready(Struct, frozen=True):
-    """The child has booted and will read `Run` frames."""
+    """The child has booted and will read attempts."""
 
     def encode(self) -> bytes:
         return b"\x10"
@@ -84,7 +68,7 @@ class BootFailed(JsonFrame, frozen=True):
 class Result(Struct):
     """One attempt has ended."""
 
-    nonce: int  # of the `Run` that it answers
+    nonce: int  # of the attempt that has ended
     kind: ResultKind
     started: float  # CLOCK_MONOTONIC seconds at which the handler began
     duration: float  # seconds
@@ -102,11 +86,15 @@ class Result(Struct):
 
 
 def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: float, body: bytes) -> bytes:
-    """Return `Run(…).encode()`, without the value in between: once a job."""
+    """Return the order to run one attempt, of which the child makes no frame: once a job.
+
+    `nonce` names the attempt, `fence` is the message's deliveries, and `timeout` is in seconds; 0 = unlimited.
+    """
     return RUN_HEAD.pack(1, nonce, fence, attempts, crashes, timeout) + body
 
 
 def with_ticket(run: bytes, ticket: bytes) -> bytes:
+    """Return the same with JSON for a handler that acks in its own transaction (`QueueBackend.ticket`)."""
     return TICKET_HEAD.pack(TICKETED, len(ticket)) + ticket + run
 
 
@@ -114,6 +102,14 @@ def split_ticket(packet: bytes) -> tuple[bytes, bytes]:
     """Return the ticket and the run's packet of `with_ticket`."""
     start = TICKET_HEAD.size + TICKET_HEAD.unpack_from(packet)[1]
     return packet[TICKET_HEAD.size : start], packet[start:]
+
+
+def nonce_of(run: bytes) -> int:
+    """Return the nonce of an attempt's packet. Raises `BadFrame`: it was cut short."""
+    try:
+        return int(RUN_HEAD.unpack_from(split_ticket(run)[1] if run[0] == TICKETED else run)[1])
+    except (IndexError, struct.error) as error:
+        raise BadFrame(f"a packet of {len(run)} bytes is not an attempt: {error}") from error
 
 
 def plain_success(nonce: int, started: float, duration: float) -> bytes:
@@ -212,14 +208,14 @@ class Exited(Exit, JsonFrame, frozen=True):
     """The child was collected, its group killed and its strays swept, in this order."""
 
     @classmethod
-    def from_exit(cls, child: int, pid: int, status: int, usage: struct_rusage, strays: int = 0) -> Self:
+    def from_exit(cls, child: int, pid: int, status: int, usage: struct_rusage) -> Self:
         """Return the end that `os.wait4` has told of."""
         code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
         cpu_seconds, peak_rss = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        return cls(child, pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss, strays)
+        return cls(child, pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss)
 
 
-Frame = Run | Ready | Result | JsonFrame
+Frame = Ready | Result | JsonFrame
 
 _SUCCEEDED = ResultKind.SUCCEEDED  # found quicker than the member of an enum class
 
@@ -255,10 +251,6 @@ def decode(packet: bytes) -> Frame:
             if not tail[2] >= 0.0:
                 raise BadFrame("a Result with an impossible delay")
             return Result(nonce, ResultKind(kind), started, duration, *tail)
-        if tag in (1, TICKETED):
-            ticket, run = split_ticket(packet) if tag == TICKETED else (b"", packet)
-            _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(run)
-            return Run(nonce, fence, attempts, crashes, timeout, run[RUN_HEAD.size :], ticket)
         if tag == 0x10:
             return Ready()
         return json.decode(memoryview(packet)[1:], type=_JSON_FRAMES[tag])  # type: ignore[no-any-return]

@@ -81,7 +81,7 @@ class ChildBoot(Struct, frozen=True):
 
     slot: int  # its place in the pool
     child: int  # serial number, never reused in the life of a master
-    work: socket.socket  # blocking; `Run` comes from it, and its end tells the child to leave
+    work: socket.socket  # blocking; attempts come from it, and its end tells the child to leave
     channel: socket.socket  # blocking, duplex
     page: ChildPage  # its own page of the board; never released in a child
     trace_fd: int  # where the fault handler writes stacks

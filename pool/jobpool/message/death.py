@@ -32,7 +32,6 @@ class Exit(Struct, frozen=True):
     core: bool = False
     cpu_seconds: float = 0.0  # user and system time
     peak_rss: int = 0  # bytes, the highest resident size
-    strays: int = 0  # processes of its group, or re-parented ones, that were killed after it
 
 
 class Death(Struct, frozen=True):

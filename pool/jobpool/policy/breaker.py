@@ -1,6 +1,6 @@
 """Circuit breakers: they stop asking a broker that keeps failing, and find out with one probe at a time if it is back.
 
-    CLOSED ── threshold failures in a row ──► OPEN ── cooldown over, or a good answer elsewhere ──► HALF_OPEN
+    CLOSED ── five failures in a row ───────► OPEN ── cooldown over, or a good answer elsewhere ──► HALF_OPEN
        ▲                                       ▲                                                        │
        └──────────── the probe succeeded ──────┼────────────────────────────────────────────────────────┤
                                                └── the probe failed: cooldown doubled, up to the longest ┘
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 
-from jobpool.errors import ConfigurationError
-
+FAILURES_TO_OPEN = 5  # in a row
+FIRST_COOLDOWN_S = 2.0  # doubled each time that a probe fails
+MAX_COOLDOWN_S = 60.0  # a probe whose end nobody told within it counts as failed
 NO_PROBE = -math.inf
 
 
@@ -35,30 +36,11 @@ class CircuitBreaker:
     queue, which is a success. A good answer to another call (a settlement, a renewal, a count) shows that it is back:
     `answered` then ends the cooldown early. So a long cooldown spares a broker that is down, and costs nothing once it
     is up.
-
-    Args:
-        threshold: Failures in a row that open it; 1 or more.
-        cooldown: Seconds, > 0, for which it is open first; doubled each time that a probe fails.
-        max_cooldown: Seconds, at least `cooldown`. A probe whose end nobody told within it counts as failed.
-
-    Raises:
-        ConfigurationError: A value is out of its bounds.
     """
 
-    def __init__(self, threshold: int = 5, cooldown: float = 2.0, max_cooldown: float = 60.0) -> None:
-        if type(threshold) is not int or threshold < 1:
-            raise ConfigurationError(f"a breaker's threshold is a whole number from 1, not {threshold!r}")
-        if not 0 < cooldown < math.inf:
-            raise ConfigurationError(f"a breaker's cooldown is more than 0 seconds, not {cooldown!r}")
-        if not cooldown <= max_cooldown < math.inf:
-            raise ConfigurationError(
-                f"a breaker's longest cooldown is at least its first one, {cooldown:g} seconds, not {max_cooldown!r}"
-            )
-        self._threshold = threshold
-        self._first = cooldown
-        self._longest = max_cooldown
+    def __init__(self) -> None:
         self._failures = 0
-        self._cooldown = cooldown
+        self._cooldown = FIRST_COOLDOWN_S
         self._until = 0.0
         self._probe_until = NO_PROBE
         self._state = BreakerState.CLOSED
@@ -86,7 +68,7 @@ class CircuitBreaker:
         if self.wait(now) > 0.0:
             return False
         self._state = BreakerState.HALF_OPEN
-        self._probe_until = now + self._longest
+        self._probe_until = now + MAX_COOLDOWN_S
         return True
 
     def succeeded(self, now: float) -> None:
@@ -96,16 +78,16 @@ class CircuitBreaker:
             return
         self._state = BreakerState.CLOSED
         self._failures = 0
-        self._cooldown = self._first
+        self._cooldown = FIRST_COOLDOWN_S
 
     def failed(self, now: float) -> None:
         """Note that a call failed. One that began before the breaker opened tells nothing new."""
         if self._state is BreakerState.CLOSED:
             self._failures += 1
-            if self._failures < self._threshold:
+            if self._failures < FAILURES_TO_OPEN:
                 return
         elif self._state is BreakerState.HALF_OPEN and self._probe_until > NO_PROBE:
-            self._cooldown = min(self._longest, 2 * self._cooldown)
+            self._cooldown = min(MAX_COOLDOWN_S, 2 * self._cooldown)
         else:
             return
         self._state = BreakerState.OPEN
@@ -123,8 +105,7 @@ class CircuitBreaker:
 class Breakers:
     """A circuit breaker for each queue. Thread-safe: one thread fetches, another tells what else was answered."""
 
-    def __init__(self, make: Callable[[], CircuitBreaker] = CircuitBreaker) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: set[str] = set()
         self._keys_silent: set[str] = set()  # their last failure was of the keys, not of a fetch
@@ -149,7 +130,7 @@ class Breakers:
 
         Return the cooldown in seconds if its breaker has opened by that, else 0.0.
         """
-        breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, self._make())
+        breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, CircuitBreaker())
         with self._lock:
             breaker.failed(now)
             (self._keys_silent.add if of_keys else self._keys_silent.discard)(queue)

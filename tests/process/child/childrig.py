@@ -11,7 +11,7 @@ from support.nurse import LIMIT, Child, Nurse
 
 from jobpool.ipc import packets
 from jobpool.ipc.board_layout import ChildView
-from jobpool.ipc.frames import Exited, Loaded, Reply, Result, Run, Spawned
+from jobpool.ipc.frames import Exited, Loaded, Reply, Result, Spawned, run_packet
 from jobpool.ipc.scoreboard import SlotPages
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
@@ -43,14 +43,14 @@ class ChildProcess(Child):
         return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
 
     def send(self, handler: str, payload: Any = None, *, timeout: float = 10.0, attempts: int = 0, **more: Any) -> int:
-        """Send a `Run` frame; its nonce."""
+        """Send an attempt; its nonce."""
         definition = JobDefinition(handler, {} if payload is None else payload, **more)
         body = encode(definition, identifier="0123456789abcdef", queue="default", signer=EnvelopeSigner(), now=0.0)
         return self.send_body(body, timeout=timeout, attempts=attempts)
 
     def send_body(self, body: bytes, *, timeout: float = 10.0, attempts: int = 0) -> int:
         self._nonce += 1
-        packets.send(self.work, Run(self._nonce, 3, attempts, 1, timeout, body).encode())
+        packets.send(self.work, run_packet(self._nonce, 3, attempts, 1, timeout, body))
         return self._nonce
 
     def end_work(self) -> None:

@@ -1,9 +1,7 @@
-"""What the nemesis strikes with may break itself: a proxy dies, a keeper is killed, a restart command never ends."""
+"""What the nemesis strikes with may break itself: a proxy dies, a restart command never ends."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -37,7 +35,8 @@ def test_a_fault_of_a_network_that_has_died_is_missed_and_a_problem(tmp_path: Pa
     """The fleet is not started: its pools are not what is struck."""
     with Proxy("127.0.0.1", 1) as proxy:
         fleet = Fleet(tmp_path, ["redis://nowhere"])
-        with closing(Nemesis(fleet, [proxy], record=tmp_path / "record")) as nemesis:
+        nemesis = Nemesis(fleet, [proxy], "none", "none", "", orders=tmp_path, record=tmp_path / "record")
+        with closing(nemesis):
             assert not nemesis.strike(Fault(0, 0.0, "net.refuse", seconds=600.0)).missed
             proxy._process.kill()
             proxy._process.wait()
@@ -60,7 +59,8 @@ def test_a_restarted_broker_excuses_a_pool_that_is_starting_and_one_whose_user_i
     pool = fleet.pools[0]
     pool.begun, pool.was_ready = time.monotonic(), was_ready
     try:
-        with closing(Nemesis(fleet, restart_broker="cat", access=access, record=tmp_path / "record")) as nemesis:
+        nemesis = Nemesis(fleet, "none", "none", access, "cat", orders=tmp_path, record=tmp_path / "record")
+        with closing(nemesis):
             assert fleet.excuse(pool) == ""
             nemesis.strike(Fault(0, 0.0, "broker.restart"))
             assert bool(fleet.excuse(pool)) == (has_user or not was_ready)
@@ -74,45 +74,12 @@ def test_a_restarted_broker_excuses_a_pool_that_is_starting_and_one_whose_user_i
             access.remove()
 
 
-def keeper_now() -> int:
-    """The pid of the only one; its command line can be read a moment after its start."""
-
-    def found() -> list[int]:
-        return [
-            pid for pid in processes.children_of(os.getpid()) if str(processes.KEEPER_PROGRAM) in processes.command(pid)
-        ]
-
-    [keeper] = wait_until(found, what="there is one")
-    return keeper
-
-
-def test_a_keeper_that_was_killed_is_replaced_and_the_new_one_knows_all(
-    sleepers: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "LET_GO_LIMIT_S", 0.2)
-    held = Stops()
-    with closing(held):
-        assert held.stop(0, sleepers[:1], lambda _: True) == sleepers[:1]
-        keeper = keeper_now()
-        os.kill(keeper, signal.SIGKILL)
-        wait_until(lambda: not processes.is_alive(keeper), what="it is dead")
-        assert held.stop(1, sleepers[1:], lambda _: True) == sleepers[1:]
-        another = keeper_now()
-        wait_until(lambda: {processes.state(pid) for pid in sleepers} == {"T"}, what="both are stopped")
-        assert held._keeper._socket
-        held._keeper._socket.close()  # as the kernel does when this process is killed
-        wait_until(
-            lambda: not any(map(processes.is_alive, [another, *sleepers])), what="they did not end by themselves"
-        )
-
-
-def test_its_end_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
+def test_the_end_of_all_faults_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
     held = Stops()
     assert held.stop(0, sleepers, lambda _: True) == sleepers
-    keeper = keeper_now()
-    held.close()
-    held.close()
-    assert not processes.is_alive(keeper)
+    wait_until(lambda: {processes.state(pid) for pid in sleepers} == {"T"}, what="both are stopped")
+    held.go_all()
+    held.go_all()
     wait_until(lambda: "T" not in map(processes.state, sleepers), what="they go on")
     assert all(map(processes.is_alive, sleepers))
 

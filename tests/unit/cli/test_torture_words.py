@@ -47,7 +47,6 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (["--replay", "absent.json"], 2, "--replay absent.json: No such file or directory"),
         (["-b", "sync://"], 2, "sync:// lives in one process"),
         (["-b", "sqlite:///q.db?dead_max=9&dead_max_age=60"], 2, "with dead_max and dead_max_age in its URL the"),
-        (["--queue", "mine", "--shrink", "--keep-all"], 2, "--shrink runs in --queue again and again"),
         (["-b", "memory://"], 2, "name a broker that they share, such as --backend sqlite:///torture.db"),
         (["-b", "redis://127.0.0.1:1"], 1, "nothing listens there"),
         (["-b", "sqlite:////nowhere/at/all.db"], 2, "does not exist: create it"),
@@ -141,3 +140,9 @@ def test_every_option_of_the_run_is_one_of_the_command() -> None:
     names = {param.name for param in torture.torture.params}
     assert set(torture.OF_THE_RUN) <= names
     assert json.loads(dump([], ABOUT))["about"] == ABOUT
+
+
+def test_a_backend_that_is_not_ours_gets_no_option_that_it_may_not_know() -> None:
+    options = Options("sqlite:///q.db", pools=1)
+    assert options.timed("sqlite:///q.db") == "sqlite:///q.db?timeout=1.25"
+    assert options.timed("folder:///q") == "folder:///q"

@@ -17,11 +17,11 @@ from support.descriptors import few_descriptors
 
 from jobpool.ipc import packets
 from jobpool.ipc.child_channel import DRAINS_AT_ONCE, TRACE_BYTES, BrokenChannelError, ChildChannel
-from jobpool.ipc.frames import NO_JOBS, Ask, BootFailed, Frame, Ready, Reply, Result, Run, Said, decode
+from jobpool.ipc.frames import NO_JOBS, Ask, BootFailed, Frame, Ready, Reply, Result, Said, decode, run_packet
 from jobpool.ipc.line_budget import SAID_AT_ONCE
 from jobpool.message.outcome import ResultKind
 
-RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
+RUN = run_packet(7, 1, 0, 0, 0.0, b"x")
 
 
 def line_and_reader() -> tuple[ChildChannel, int]:
@@ -45,7 +45,7 @@ def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read(
     line, reading = line_and_reader()
     assert line.write_runs([(7, RUN)])
     line.retire()
-    assert isinstance(decode(os.read(reading, packets.INLINE_BYTES)), Run)
+    assert os.read(reading, packets.INLINE_BYTES) == RUN
     assert os.read(reading, 1) == b""
     os.close(reading)
     assert not line.write_runs([(7, RUN)]), "nothing more is handed to it"
@@ -54,8 +54,8 @@ def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read(
 
 def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back() -> None:
     line, reading = line_and_reader()
-    runs = [Run(nonce, 1, 0, 0, 0.0, bytes(size)) for nonce, size in ((7, 1), (8, 50_000), (9, 1))]
-    assert line.write_runs([(run.nonce, run.encode()) for run in runs]) == 3
+    runs = [(nonce, run_packet(nonce, 1, 0, 0, 0.0, bytes(size))) for nonce, size in ((7, 1), (8, 50_000), (9, 1))]
+    assert line.write_runs(runs) == 3
     with few_descriptors():
         assert line.take_back() == {7}
         assert list(line.handed) == [8, 9]
@@ -67,11 +67,11 @@ def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back
 
 def test_frames_are_written_in_order_until_the_socket_is_full_and_counted() -> None:
     line, reading = line_and_reader()
-    runs = [(nonce, Run(nonce, 1, 0, 0, 0.0, bytes(20_000)).encode()) for nonce in range(1, 500)]
+    runs = [(nonce, run_packet(nonce, 1, 0, 0, 0.0, bytes(20_000))) for nonce in range(1, 500)]
     count = line.write_runs(iter(runs))
     assert 0 < count < len(runs)
     assert list(line.handed) == [nonce for nonce, _ in runs[:count]]
-    assert [decode(os.read(reading, packets.INLINE_BYTES)).nonce for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+    assert [os.read(reading, packets.INLINE_BYTES) for _ in range(2)] == [run for _, run in runs[:2]]
     os.close(reading)
     line.close()
 
@@ -95,7 +95,7 @@ def test_a_child_that_has_its_work_cut_short_is_cut_off() -> None:
         work.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(code)))  # SO_ATTACH_FILTER
         line.write_runs([(9, RUN)])
         work.setsockopt(socket.SOL_SOCKET, 27, 0)  # SO_DETACH_FILTER
-        line.write_runs([(8, Run(8, 1, 0, 0, 0.0, b"x").encode())])
+        line.write_runs([(8, run_packet(8, 1, 0, 0, 0.0, b"x"))])
         os.write(line.fds[1], Ready().encode())
         assert line.take_back() == {7, 8}
         assert isinstance(line.receive(), Ready)

@@ -22,13 +22,15 @@ from jobpool.ipc.frames import (
     Ready,
     Reply,
     Result,
-    Run,
     Said,
     Spawn,
     Spawned,
     SpawnFailed,
     decode,
+    nonce_of,
+    run_packet,
     to_raw,
+    with_ticket,
 )
 from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
@@ -37,9 +39,6 @@ from jobpool.message.outcome import ResultKind
 NEXT = JobDefinition("next")
 
 ONE_OF_EACH: list[Frame] = [
-    Run(nonce=2**64 - 1, fence=7, attempts=2, crashes=1, timeout=3600.0, body=b'{"x":1}'),
-    Run(nonce=1, fence=1, attempts=0, crashes=0, timeout=0.0, body=b""),
-    Run(nonce=1, fence=1, attempts=0, crashes=0, timeout=0.0, body=b"{}", ticket=b'{"ack":"a:b"}'),
     Ready(),
     Said(1, 20, "x"),
     BootFailed("no module named 'nope'"),
@@ -59,7 +58,7 @@ ONE_OF_EACH: list[Frame] = [
     Spawn(child=5, slot=3),
     Spawned(child=5, pid=4242),
     SpawnFailed(child=5, error="EAGAIN"),
-    Exited(5, 4242, None, 11, True, 0.5, 1 << 20, 2),
+    Exited(5, 4242, None, 11, True, 0.5, 1 << 20),
     Exited(5, 4242, 3, None),
 ]
 
@@ -67,6 +66,16 @@ ONE_OF_EACH: list[Frame] = [
 def test_a_frame_comes_back_as_it_went() -> None:
     for frame in ONE_OF_EACH:
         assert decode(frame.encode()) == frame
+
+
+def test_a_run_cut_anywhere_in_its_head_is_a_bad_frame() -> None:
+    run = run_packet(2**64 - 1, 7, 2, 1, 3600.0, b"")
+    ticketed = with_ticket(run, b'{"ack":"a:b"}')
+    assert nonce_of(run) == nonce_of(ticketed) == 2**64 - 1
+    for packet in (run, ticketed):
+        for length in range(len(packet)):
+            with row(packet[:length]), pytest.raises(BadFrame):
+                nonce_of(packet[:length])
 
 
 def test_a_plain_success_is_a_head_and_nothing_else() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import pytest
 from running import Running
@@ -21,7 +20,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended
 from jobpool.message.settlement import Ack, Release
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.breaker import Breakers, CircuitBreaker
+from jobpool.policy import breaker
 from jobpool.policy.inspection import LeaseInspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
@@ -64,14 +63,12 @@ class Desk(Running[FetchThread]):
     def __init__(
         self,
         limits: Limits = Limits(),  # noqa: B008
-        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
         keys: type[MemoryKeys] = MemoryKeys,
     ) -> None:
         self.backend = backend = Watched()
         backend._keys = keys(backend._turn, backend._store)
         queues, inspector = ((QUEUE, 1.0), (OTHER, 1.0)), LeaseInspector(EnvelopeSigner(), {})
         super().__init__(lambda inbox: FetchThread(backend, queues, 30.0, inspector, inbox, limits))
-        self.thread._breakers = Breakers(breaker)
         self.running: list[JobLease] = []
         self.refused = 0
         self._taken_in = 0
@@ -181,8 +178,16 @@ def test_a_rate_lets_through_what_it_may_and_then_nothing() -> None:
         assert desk.backend.stats(QUEUE).waiting == 14
 
 
+@pytest.fixture
+def long_cooldown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A breaker that opens soon, and for longer than a test."""
+    monkeypatch.setattr(breaker, "FAILURES_TO_OPEN", 3)
+    monkeypatch.setattr(breaker, "FIRST_COOLDOWN_S", 30.0)
+
+
+@pytest.mark.usefixtures("long_cooldown")
 def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on() -> None:
-    with Desk(breaker=partial(CircuitBreaker, 3, 30.0)) as desk:
+    with Desk() as desk:
         desk.backend.down = {QUEUE}
         desk.backend.enqueue_many([a_job(queue=OTHER)])
         desk.until_told(ev.BreakerOpened)
@@ -195,9 +200,10 @@ def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on() -> Non
         assert desk.backend.fetches[QUEUE] == fetches == 3
 
 
+@pytest.mark.usefixtures("long_cooldown")
 @pytest.mark.parametrize("waiting", [2, 0])
 def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(waiting: int) -> None:
-    with Desk(breaker=partial(CircuitBreaker, 3, 30.0)) as desk:
+    with Desk() as desk:
         desk.backend.down = {QUEUE}
         desk.backend.enqueue_many(numbered(waiting))
         desk.until_told(ev.BreakerOpened)
@@ -231,8 +237,9 @@ def test_a_pool_that_is_refused_at_its_first_fetch_ends() -> None:
         desk.until_told(ev.ThreadDied)
 
 
+@pytest.mark.usefixtures("long_cooldown")
 def test_keys_that_are_silent_hold_up_no_other_queue_though_fetches_are_answered() -> None:
-    desk = Desk(breaker=partial(CircuitBreaker, 3, 30.0), keys=SilentKeys)
+    desk = Desk(keys=SilentKeys)
     desk.backend.enqueue_many([a_job(idempotency_key="k")])
     with desk:
         wait_until(lambda: desk.turn() or desk.refused)

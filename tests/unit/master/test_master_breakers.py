@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from stage import Stage
 
 from jobpool.master import events as ev
-from jobpool.policy.breaker import Breakers, CircuitBreaker
+from jobpool.policy.breaker import Breakers
 
 
 def fail(breakers: Breakers, queue: str, times: int, now: float) -> list[float]:
@@ -24,12 +22,12 @@ def test_a_queue_that_fails_is_left_alone_and_the_others_are_not() -> None:
 
 
 def test_it_is_told_once_when_one_opens_and_once_when_it_closes() -> None:
-    breakers = Breakers(partial(CircuitBreaker, threshold=2, cooldown=1.0))
-    assert fail(breakers, "a", 2, now=0.0) == [0.0, 1.0]
-    assert breakers.allow("a", 1.0)
-    assert fail(breakers, "a", 1, now=1.0) == [0.0]
-    assert breakers.allow("a", 3.0)
-    assert [breakers.succeeded("a", 3.0), breakers.succeeded("a", 4.0)] == [True, False]
+    breakers = Breakers()
+    assert fail(breakers, "a", 5, now=0.0) == [0.0, 0.0, 0.0, 0.0, 2.0]
+    assert breakers.allow("a", 2.0)
+    assert fail(breakers, "a", 1, now=2.0) == [0.0]
+    assert breakers.allow("a", 6.0)
+    assert [breakers.succeeded("a", 6.0), breakers.succeeded("a", 7.0)] == [True, False]
 
 
 def test_a_good_answer_about_the_queue_lets_the_probe_through() -> None:

@@ -14,12 +14,12 @@ from jobpool_torture.judge import (
     DEATH_SEEN_S,
     TOLERATED_AFTER_S,
     Window,
+    acked_without_run,
+    answered_as_another,
     blamed,
+    over_crash_budget,
     overruns,
-    swallowed,
-    undeserved,
-    unpoisoned,
-    unrun,
+    wrong_dead_letters,
 )
 from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.result import Tally, quantiles
@@ -61,9 +61,9 @@ def test_a_verdict_is_as_late_as_it_was_first_asked_for_however_often_that_was()
 
 def test_poison_runs_once_more_than_the_budget() -> None:
     starts = poisoned()
-    assert not unpoisoned(starts[:3], POISON, max_crashes=2)
-    assert unpoisoned(starts, POISON, max_crashes=2) == {"p": "it ran 4 times"}
-    assert not unpoisoned(starts, {"p": item("crash")}, max_crashes=2)
+    assert not over_crash_budget(starts[:3], POISON, max_crashes=2)
+    assert over_crash_budget(starts, POISON, max_crashes=2) == {"p": "it ran 4 times"}
+    assert not over_crash_budget(starts, {"p": item("crash")}, max_crashes=2)
 
 
 POISON = {"p": item("poison")}
@@ -82,19 +82,19 @@ def test_a_run_whose_message_was_given_back_is_not_charged() -> None:
         ("refused", [("asked", ""), ("settled", "expired")], False),
     ]:
         released = [Line(event, "p", fence=3, verb="release", answer=answer) for event, answer in calls]
-        assert (not unpoisoned([*poisoned(), *released], POISON, max_crashes=2)) is excused, case
+        assert (not over_crash_budget([*poisoned(), *released], POISON, max_crashes=2)) is excused, case
 
 
 DONE = [Line("start", "a", fence=1, at=1.0), Line("settled", "a", fence=1, at=2.0, verb="ack", answer="ok")]
 
 
 def test_an_ack_of_a_job_that_never_began_is_lost_unless_a_key_may_have_been_done() -> None:
-    assert not unrun([DONE[1]], {"a": item("keyed", idempotency_key="k")}), "see test_keys.py"
-    assert unrun([DONE[1]], {}) == {"a": "it was acked, and had not begun"}
-    assert set(unrun([DONE[1]], {"a": item("single", name="n", single_instance=True)})) == {"a"}
-    assert not unrun(DONE, {})
-    assert set(unrun([DONE[0], Line("settled", "a", fence=2, verb="ack", answer="already")], {})) == {"a"}
-    assert not unrun([Line("settled", "a", fence=1, verb="ack", answer="expired")], {})
+    assert not acked_without_run([DONE[1]], {"a": item("keyed", idempotency_key="k")}), "see test_keys.py"
+    assert acked_without_run([DONE[1]], {}) == {"a": "it was acked, and had not begun"}
+    assert set(acked_without_run([DONE[1]], {"a": item("single", name="n", single_instance=True)})) == {"a"}
+    assert not acked_without_run(DONE, {})
+    assert set(acked_without_run([DONE[0], Line("settled", "a", fence=2, verb="ack", answer="already")], {})) == {"a"}
+    assert not acked_without_run([Line("settled", "a", fence=1, verb="ack", answer="expired")], {})
 
 
 SENT = {
@@ -115,7 +115,7 @@ def test_only_a_unique_job_may_be_answered_with_anothers_id() -> None:
         ("unique by another key", "u3", "u1", True),
         ("nobody's", "u1", "x", True),
     ]:
-        assert set(swallowed([Line("enq", answer, tag=asked)], SENT)) == ({asked} if lost else set()), case
+        assert set(answered_as_another([Line("enq", answer, tag=asked)], SENT)) == ({asked} if lost else set()), case
 
 
 def dead(reason: str, failures: int = 0, crashes: int = 0) -> Message:
@@ -151,19 +151,19 @@ def test_dead_letters_are_those_that_were_to_die_and_of_what_they_were_to_die() 
         ("work", kept(State.WAITING, 1), False),
     ]:
         items = {message.id: item(kind, max_retries=2)}
-        assert bool(undeserved([message], items, max_crashes=5)) is wrong, (kind, message)
+        assert bool(wrong_dead_letters([message], items, max_crashes=5)) is wrong, (kind, message)
 
 
 def test_a_follow_up_is_good_work() -> None:
-    assert undeserved([dead("failed")], {}, 5) == {
+    assert wrong_dead_letters([dead("failed")], {}, 5) == {
         dead("").id: "it is dead (failed), which no job of the kind follow-up may be"
     }
-    assert not undeserved([dead("crash-limit", 0, 6)], {}, 5)
+    assert not wrong_dead_letters([dead("crash-limit", 0, 6)], {}, 5)
 
 
 def test_a_broker_that_counts_deliveries_itself_may_give_up_sooner() -> None:
-    assert not undeserved([dead("crash-limit", 0, 2)], {}, 5, exact=False)
-    assert undeserved([dead("failed")], {}, 5, exact=False)
+    assert not wrong_dead_letters([dead("crash-limit", 0, 2)], {}, 5, exact=False)
+    assert wrong_dead_letters([dead("failed")], {}, 5, exact=False)
 
 
 def test_every_kind_that_dies_is_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from stories import asked, fetched, item, run, settled, unknown
 
-from jobpool_torture.judge import broken
+from jobpool_torture.judge import broken_keys
 from jobpool_torture.ledger import Line
 from jobpool_torture.workload import Item
 
@@ -58,7 +58,7 @@ def test_a_job_is_skipped_only_when_somebody_had_done_its_key() -> None:
         ("another key", [*done("c", 10), *skipped("b", 20)], {"b"}),
         ("by one that was itself skipped", [*skipped("a", 10), *skipped("b", 20)], {"a", "b"}),
     ]:
-        assert set(broken(lines, KEYED)) == caught, case
+        assert set(broken_keys(lines, KEYED)) == caught, case
 
 
 def test_after_an_accepted_ack_no_other_job_of_the_key_begins() -> None:
@@ -73,7 +73,7 @@ def test_after_an_accepted_ack_no_other_job_of_the_key_begins() -> None:
         ("another key", [*done("a", 10), *done("c", 20)], set()),
         ("the ack was a skip, which is what is wrong", [*skipped("a", 10), *done("b", 20)], {"a"}),
     ]:
-        assert set(broken(lines, KEYED)) == caught, case
+        assert set(broken_keys(lines, KEYED)) == caught, case
 
 
 @pytest.mark.parametrize("items", [KEYED, SINGLE], ids=["a key", "one at a time"])
@@ -89,28 +89,32 @@ def test_two_that_held_the_same_did_not_run_at_once(items: dict[str, Item]) -> N
         ("another name", [*first, *of("c", START, settled(1, "nack"), begun=10.5)], set()),
         ("the second did not run", [*first, *of("b", settled(1, "release"), begun=10.5)], set()),
     ]:
-        assert set(broken(lines, items)) == caught, case
+        assert set(broken_keys(lines, items)) == caught, case
 
 
 def test_a_long_run_is_compared_with_all_that_begin_in_it() -> None:
     long = [*of("a", START, begun=10), *of("a", settled(1, "nack"), begun=30)]
     items = SINGLE | {"d": SINGLE["a"]}
     short = [line for place, ident in enumerate("bd") for line in done(ident, 12 + 5 * place)]
-    assert set(broken([*short, *long], items)) == {"b", "d"}
+    assert set(broken_keys([*short, *long], items)) == {"b", "d"}
 
 
 def test_single_instances_may_follow_each_other() -> None:
-    assert not broken([*done("a", 10), *done("b", 20)], SINGLE)
-    assert not broken(skipped("a", 10), {"a": item("single", name="n")}), "no key: LOST, and no matter of keys"
+    assert not broken_keys([*done("a", 10), *done("b", 20)], SINGLE)
+    assert not broken_keys(skipped("a", 10), {"a": item("single", name="n")}), "no key: LOST, and no matter of keys"
 
 
 def test_a_unique_key_has_one_message() -> None:
     items = {ident: item("unique", idempotency_key="k") for ident in "ab"}
     first, again = Line("enq", "a", tag="a"), Line("enq", "a", tag="b")
-    assert not broken([first, again], items)
-    assert set(broken([first, Line("enq", "b", tag="b")], items)) == {"b"}
+    assert not broken_keys([first, again], items)
+    assert set(broken_keys([first, Line("enq", "b", tag="b")], items)) == {"b"}
 
 
 def test_each_has_its_reason() -> None:
-    assert broken([*done("a", 10), *done("b", 20)], KEYED) == {"b": "delivery 1 began after a, with its key, was acked"}
-    assert broken(skipped("b", 20), KEYED) == {"b": "delivery 1 was acked without a run, and nobody had done its key"}
+    assert broken_keys([*done("a", 10), *done("b", 20)], KEYED) == {
+        "b": "delivery 1 began after a, with its key, was acked"
+    }
+    assert broken_keys(skipped("b", 20), KEYED) == {
+        "b": "delivery 1 was acked without a run, and nobody had done its key"
+    }

@@ -143,7 +143,7 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
     def jobs(*numbers: int) -> list[Item]:
         return [Item(number, 0.0, "work", "torture.work", {"seconds": 0}, 0.0, {}) for number in numbers]
 
-    monkeypatch.setattr(module, "taste", lambda *_, **__: jobs(-1))
+    monkeypatch.setattr(module, "warm_up_jobs", lambda *_, **__: jobs(-1))
     monkeypatch.setattr(module, "workload", lambda *_, **__: jobs(*JOBS))
     monkeypatch.setattr(module, "DrainStall", lambda _, now: DrainStall(PATIENCE, now))
     monkeypatch.setattr(module, "POOLS_LOOK_S", 0.01)

@@ -8,7 +8,7 @@ from msgspec import structs
 from stories import ID, cut_short, enq, failed, fetched, item, kept, ran, reaped, settled
 
 from jobpool.broker.values import Capabilities, Message, State
-from jobpool_torture.judge import MAX_CRASHES, reach
+from jobpool_torture.judge import MAX_CRASHES, fill_in
 from jobpool_torture.ledger import Line
 from jobpool_torture.result import Result
 
@@ -17,7 +17,7 @@ MUTE = Capabilities(lists_live=False)
 
 def lost(lines: list[Line], left: int, can: Capabilities) -> int:
     result = Result(left=left)
-    reach(result, lines, [], {}, [], can, results={})
+    fill_in(result, lines, [], {}, [], can, results={})
     return len(result.counts.get("LOST", ()))
 
 
@@ -76,7 +76,7 @@ def test_each_of_its_own_judgements_arrives_in_the_result() -> None:
     ]:
         result = Result()
         promised = [] if any(line.event == "enq" for line in lines) else [enq()]
-        reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), results={})
+        fill_in(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), results={})
         told = {count: "; ".join(sentences) for count, sentences in result.counts.items()}
         assert told.keys() == found.keys(), (case, told)
         assert all(why in told[count] for count, why in found.items()), (case, told)
@@ -88,12 +88,12 @@ def test_a_batch_without_its_callback_arrives_in_the_result_and_so_does_what_the
     lines = [structs.replace(line, id="bm0") if line.id == ID else line for line in lines]
     lines.append(Line("cancel", "c", answer="ended first"))
     items = {"b:on_done": batch, "b:on_success": batch, "bm0": item("work")}
-    reach(result, lines, [], items, [], Capabilities(), results={"r": {}})
+    fill_in(result, lines, [], items, [], Capabilities(), results={"r": {}})
     assert result.counts["BATCH"] == ["b: all of its members have ended, and b:on_done never ran"]
     assert result.tracked == {"results": 1, "not cancelled": 1, "batches": 1}
 
 
 def test_a_strangers_dead_letter_is_a_ghost_and_no_job_that_was_lost() -> None:
     result = Result()
-    reach(result, [], [structs.replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), results={})
+    fill_in(result, [], [structs.replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), results={})
     assert result.counts == {"GHOST": [f"{ID}: nobody has enqueued it"]}

@@ -20,7 +20,7 @@ from jobpool_torture.workload import (
     SLOW,
     WORK,
     Item,
-    taste,
+    warm_up_jobs,
     workload,
 )
 
@@ -77,7 +77,7 @@ def test_what_a_broker_cannot_do_is_plain_work_there_and_the_rest_is_the_same() 
 
 def test_every_job_is_a_valid_one_for_a_handler_that_takes_its_payload() -> None:
     assert handlers.work.name == "torture.work"
-    chosen = [*made(), *taste(1, ttl=5.0, capabilities=ALL)]
+    chosen = [*made(), *warm_up_jobs(1, ttl=5.0, capabilities=ALL)]
     for item in [*chosen, *(member for each in chosen for member in each.members)]:
         job = item.definition("torture-1", "a1", NOW)
         handler = DEFAULT.resolve(job.handler, "torture-1")
@@ -88,7 +88,7 @@ def test_every_job_is_a_valid_one_for_a_handler_that_takes_its_payload() -> None
 
 
 def test_the_taste_has_each_quick_kind_so_often_and_no_number_of_the_workload() -> None:
-    items = taste(1, ttl=5.0, capabilities=ALL, times=3)
+    items = warm_up_jobs(1, ttl=5.0, capabilities=ALL, times=3)
     assert Counter(item.kind for item in items) == dict.fromkeys(set(KINDS) - set(SLOW), 3)
     assert len({item.number for item in items}) == len(items)
     assert all(item.number < 0 for item in items)
@@ -127,7 +127,7 @@ def test_some_jobs_keep_results_some_are_cancelled_and_batches_have_members_of_a
     batches = [item for item in items if item.members]
     assert {member.kind for item in batches for member in item.members} == set(MEMBERS)
     assert {len(item.members) for item in batches} == {1, 2, 3, 4, 5}
-    warm_up = [item for item in taste(1, ttl=5.0, capabilities=ALL, times=20) if item.members]
+    warm_up = [item for item in warm_up_jobs(1, ttl=5.0, capabilities=ALL, times=20) if item.members]
     assert not any(member.kind in SLOW for item in warm_up for member in item.members)
 
 

@@ -10,7 +10,7 @@ if parent ~= '' and not may_join(q, parent, false) then
     return 1
 end
 local fields = {
-    'open', 1, 'created', stamp, 'total', 0, 'succeeded', 0, 'failed', 0, 'cancelled', 0, 'failed_ids', '',
+    'open', 1, 'created', digits(now), 'total', 0, 'succeeded', 0, 'failed', 0, 'cancelled', 0, 'failed_ids', '',
 }
 for i, name in ipairs({'parent', 'on_success', 'on_done'}) do
     if ARGV[i + 1] ~= '' then
