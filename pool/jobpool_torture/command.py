@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,12 +48,13 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
     metavar="FILE",
     help="File with the faults of an earlier run, to repeat.",
 )
+@option("--shrink", is_flag=True, help="After a violation, look for a shorter schedule that still fails.")
 @option("--restart-broker", metavar="COMMAND", help="Shell command that restarts the broker.")
 @option("--directory", type=click.Path(file_okay=False), metavar="DIR", help="Empty folder for the run, which is kept.")
 @option("--keep-all", is_flag=True, help="Keep folder, jobs and dead letters.")
 @as_json
 @click.pass_context
-def torture(ctx: click.Context, /, session: Session, replay: str | None, **given: Any) -> None:
+def torture(ctx: click.Context, /, session: Session, replay: str | None, shrink: bool, **given: Any) -> None:
     """Run pools under kills, stops, bad networks and moved clocks on your own broker; check the end of each job.
 
     It works in a queue of its own and empties it at the end. No other queue is touched, and the broker is neither
@@ -67,6 +68,8 @@ def torture(ctx: click.Context, /, session: Session, replay: str | None, **given
     from jobpool_torture.options import check_folder
 
     options, faults = _read(session, replay, given)
+    if shrink and options.queue and options.keep:
+        raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
     is_named = given["directory"] is not None
     folder = check_folder(Path(given["directory"])) if is_named else Path(tempfile.mkdtemp(prefix="jobpool-torture-"))
     face = _Face(folder, session.log_level("warning") in ("info", "debug"), asks_json())
@@ -79,11 +82,12 @@ def torture(ctx: click.Context, /, session: Session, replay: str | None, **given
             shutil.rmtree(folder, ignore_errors=True)
         raise
     keeps = is_named or options.keep or not result.is_clean
-    try:
-        face.report(folder if keeps else None)
-    finally:
+    with ExitStack() as whatever_happens:
         if not keeps:
-            shutil.rmtree(folder, ignore_errors=True)
+            whatever_happens.callback(shutil.rmtree, folder, ignore_errors=True)
+        whatever_happens.callback(face.report, folder if keeps else None)
+        if shrink and result.counts and not result.interrupted:
+            face.shrink(options)
     ctx.exit(0 if result.is_clean else FAILED)
 
 
@@ -127,7 +131,7 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Face:
-    """The user's view of a run, and its interruption."""
+    """The user's view of runs, and their interruption."""
 
     def __init__(self, folder: Path, verbose: bool, json_: bool) -> None:
         from jobpool_torture.view import Progress
@@ -136,27 +140,44 @@ class _Face:
         self._verbose = verbose
         self._json = json_
         self._queue = ""  # as the user has named it
+        self._asked: Run | None = None  # the run that was asked for; those of a search come after it
         self._run: Run | None = None
         self._is_under_way = False  # the run takes an interrupt, to heal and count
         self._progress = Progress()
+        self._shortest: Path | None = None
         self._has_said = False
         self._gives_up = False
 
     def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
         """Make the run, with its head and its progress shown. Raises as `entry_point.prepared` and `Run.go`."""
+        self._queue = options.queue
+        with _interrupts(self._interrupt), self._progress:
+            return self._go(options, self._folder, faults)
+
+    def shrink(self, options: Options) -> None:
+        """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
+        from jobpool_torture.shrink import SHORTEST, find_shorter
+
+        assert self._asked is not None
+        try:
+            with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
+                find_shorter(options, self._folder, self._asked.faults, self._go, _told)
+        finally:
+            path = self._folder / SHORTEST
+            self._shortest = path if path.exists() else None
+
+    def _go(self, options: Options, folder: Path, faults: Sequence[Fault] | None) -> Result:
         from jobpool_torture import view
         from jobpool_torture.entry_point import prepared
 
-        self._queue = options.queue
-        with (
-            _interrupts(self._interrupt),
-            self._progress,
-            prepared(options, self._folder, self._tell, faults) as self._run,
-        ):
+        self._has_said = False
+        with prepared(options, folder, self._tell, faults) as self._run:
             self._is_under_way = True
             try:
-                with suppress(OSError):
-                    view.head(self._run, with_schedule=self._verbose)
+                if self._asked is None:
+                    self._asked = self._run
+                    with suppress(OSError):
+                        view.head(self._run, with_schedule=self._verbose)
                 return self._run.go()
             finally:
                 self._is_under_way = False
@@ -165,19 +186,20 @@ class _Face:
         """Print the answer. `folder`: None = it is removed."""
         from jobpool_torture import view
 
-        assert self._run is not None
-        again = self._replay_command(self._run.options, folder)
+        assert self._asked is not None
+        again = self._replay_command(self._asked.options, folder)
         if self._json:
-            answer_json(view.document(self._run, folder, again))
+            answer_json(view.document(self._asked, folder, self._shortest, again))
         else:
-            view.report(self._run, folder, again)
+            view.report(self._asked, folder, self._shortest, again)
 
     def _tell(self, now: Phases) -> None:
         """Say once that the run was interrupted, and show how far it is."""
         if now.result.interrupted and not self._has_said:
             self._has_said = True
             _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
-        self._progress.tell(now)
+        if self._run is self._asked:
+            self._progress.tell(now)
 
     def _interrupt(self, number: int) -> None:
         """Interrupt the run. Called by a signal, in the middle of anything: it writes nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
@@ -40,8 +41,7 @@ def prepared(
         stack.callback(environment.close)
         left_out = {kind: why for kind, why in environment.nemesis.cannot().items() if kind in wanted}
         chosen = _plan(options, environment) if faults is None else list(faults)
-        about = {name: getattr(options, name) for name in About.__struct_fields__}
-        (folder / SCHEDULE).write_text(schedule.dump(chosen, about))
+        (folder / SCHEDULE).write_text(schedule.dump(chosen, about(options)))
         run = Run(options, folder, environment, chosen, tell, told)
         run.result.left_out = left_out
         yield run
@@ -56,6 +56,11 @@ def _plan(options: Options, environment: Environment) -> list[Fault]:
     return schedule.plan(
         options.seed, seconds=options.seconds, pools=options.pools, kinds=kinds, ttl=options.ttl, rate=FAULTS_A_SECOND
     )
+
+
+def about(options: Options) -> dict[str, Any]:
+    """Return a schedule file's facts about its run."""
+    return {name: getattr(options, name) for name in About.__struct_fields__}
 
 
 def read_schedule(path: Path) -> tuple[list[Fault], About]:

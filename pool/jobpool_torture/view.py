@@ -104,7 +104,7 @@ def line(now: Phases) -> str:
     )
 
 
-def report(run: Run, folder: Path | None, again: str) -> None:
+def report(run: Run, folder: Path | None, shortest: Path | None, again: str) -> None:
     """Print the report for people, on stdout."""
     result = run.result
     table(
@@ -121,6 +121,8 @@ def report(run: Run, folder: Path | None, again: str) -> None:
     say(f"{_verdict(result)}  jobpool {version('jobpool')}, Python {python_version()}")
     if folder is not None:
         say(f"ledger, logs, schedule.json, strikes.jsonl and left.jsonl: {folder}")
+    if shortest is not None:
+        say(f"the shortest schedule that failed too: {shortest}")
     say(f"again: {again}")
 
 
@@ -160,7 +162,7 @@ def _verdict(result: Result) -> str:
     return f"clean, as far as it came{left}." if result.interrupted else "clean."
 
 
-def document(run: Run, folder: Path | None, again: str) -> dict[str, Any]:
+def document(run: Run, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
     options = run.options
     told = ("queue", "seed", "pools", "workers", "ttl", "rate")
     return {
@@ -170,6 +172,7 @@ def document(run: Run, folder: Path | None, again: str) -> dict[str, Any]:
         **run.result.to_dict(),
         "schedule": [asdict(fault) for fault in run.faults],
         "folder": None if folder is None else str(folder),
+        "shortest": None if shortest is None else str(shortest),
         "broker": list(run.broker),
         "versions": {"jobpool": version("jobpool"), "python": python_version()},
         "again": again,

@@ -1,4 +1,4 @@
-"""What a signal does to a torture."""
+"""What a signal does to a torture, and that what a run has found is told whatever happens to a search after it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 from click.testing import Result as Answer
 
 from jobpool_torture import command as torture
-from jobpool_torture import entry_point
+from jobpool_torture import entry_point, shrink
 from jobpool_torture import view as tortureview
 from jobpool_torture.options import Options
 from jobpool_torture.result import Result
 from jobpool_torture.run import Phases, Run
 from jobpool_torture.schedule import Fault
+from jobpool_torture.shrink import SHORTEST
 
 OPTIONS = Options("redis://host/0", queue="q")
 
@@ -47,7 +48,8 @@ def face(tmp_path: Path) -> torture._Face:
 def begin(face: torture._Face) -> tuple[Running, Phases]:
     """A run that is under way, and a moment of it."""
     run = Running()
-    face._run, face._is_under_way = cast(Run, run), True
+    face._run = face._asked = cast(Run, run)
+    face._is_under_way = True
     return run, cast(Phases, SimpleNamespace(phase="drain", result=run.result))
 
 
@@ -136,3 +138,27 @@ def test_a_report_that_fails_leaves_no_folder_of_a_clean_run(
     assert answer.exit_code == 1
     assert "No space left on device" in answer.output
     assert list(tmp_path.glob("jobpool-torture-*")) == []
+
+
+def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
+    jobpool: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def fails(options: Options, *_: object) -> Iterator[Running]:
+        result = Result()
+        result.add("LOST", ["job-17"])
+        yield Running(options.on_its_queue(), [Fault(0, 1.5, "child.kill")], result)
+
+    def disk_is_full(_: Options, folder: Path, *__: object) -> None:
+        (folder / SHORTEST).write_text("{}")
+        raise OSError(errno.ENOSPC, "No space left on device", "shrink02")
+
+    monkeypatch.setattr(entry_point, "prepared", fails)
+    monkeypatch.setattr(shrink, "find_shorter", disk_is_full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    answer = jobpool("torture", "-b", "sqlite:///q.db", "--shrink")
+    assert answer.exit_code == 1
+    assert "shrink02: No space left on device\n" in answer.output
+    assert "LOST: job-17\n" in answer.output
+    assert f"{SHORTEST}\n" in answer.output.partition("the shortest schedule that failed too: ")[2]
+    assert [path.name for path in tmp_path.glob("jobpool-torture-*/*")] == [SHORTEST]

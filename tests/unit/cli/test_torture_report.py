@@ -46,7 +46,7 @@ def test_a_moment_is_one_line() -> None:
 
 def test_a_clean_report_has_every_count(capsys: pytest.CaptureFixture[str]) -> None:
     result = Result(late=[0.5, 1.0], descriptors={"pool1": {"socket": 1}, "pool2": {}})
-    report(a_run(result), None, "jobpool torture --seed 17")
+    report(a_run(result), None, None, "jobpool torture --seed 17")
     shown = capsys.readouterr().out
     for name in MEANINGS:
         assert f"\n{name} " in shown
@@ -58,7 +58,7 @@ def test_a_clean_report_has_every_count(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_run_that_has_shown_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    report(a_run(Result(planned=2, missed=2)), None, "again")
+    report(a_run(Result(planned=2, missed=2)), None, None, "again")
     why = "none of the 2 faults of the schedule found anything to strike"
     assert f"\nno violation, and not clean: {why}.  jobpool " in capsys.readouterr().out
 
@@ -67,19 +67,20 @@ def test_a_violation_is_named_with_the_first_ids_and_the_files(capsys: pytest.Ca
     result = Result()
     result.add("LOST", [f"job-{number:02d}" for number in range(SHOWN_IDS + 2)])
     result.add("FD", [])
-    report(a_run(result), Path("/somewhere"), "again")
+    report(a_run(result), Path("/somewhere"), Path("/somewhere/shortest.json"), "again")
     shown = capsys.readouterr().out
     assert shown.count("\nLOST: job-") == SHOWN_IDS
     assert "\nLOST: … and 2 more\n" in shown
     assert "FD:" not in shown
     assert f"\n{SHOWN_IDS + 2} violations.  jobpool " in shown
     assert "left.jsonl: /somewhere\n" in shown
+    assert "/somewhere/shortest.json\n" in shown
 
 
 def test_the_document_has_all_of_it() -> None:
     result = Result(interrupted=True, left=3)
     result.add("STUCK", ["b", "a"])
-    told = document(a_run(result), None, "again")
+    told = document(a_run(result), None, None, "again")
     assert told["backend"] == "redis://:***@host/0"
     assert told["counts"] == dict.fromkeys(MEANINGS, 0) | {"STUCK": 2}
     assert told["violations"] == {"STUCK": ["a", "b"]}

@@ -47,6 +47,7 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (["--replay", "absent.json"], 2, "--replay absent.json: No such file or directory"),
         (["-b", "sync://"], 2, "sync:// lives in one process"),
         (["-b", "sqlite:///q.db?dead_max=9&dead_max_age=60"], 2, "with dead_max and dead_max_age in its URL the"),
+        (["--queue", "mine", "--shrink", "--keep-all"], 2, "--shrink runs in --queue again and again"),
         (["-b", "memory://"], 2, "name a broker that they share, such as --backend sqlite:///torture.db"),
         (["-b", "redis://127.0.0.1:1"], 1, "nothing listens there"),
         (["-b", "sqlite:////nowhere/at/all.db"], 2, "does not exist: create it"),
