@@ -23,7 +23,7 @@ from jobpool.broker.filters import matching
 from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
 from jobpool.cli import messages
 from jobpool.cli.messages import declare_queues, queue_term, read_filter, terms_argument
-from jobpool.cli.options import Command, as_json, confirmed, option
+from jobpool.cli.options import Command, Function, as_json, confirmed, option
 from jobpool.cli.output import answered, note, plural, say
 from jobpool.cli.session import INTERRUPTED, Session
 from jobpool.errors import JobpoolError, Unsupported
@@ -32,7 +32,6 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.cli.options import Function
 
 EXAMPLES = 5
 LOOK = 100  # messages among which jobs are sought for examples: posted ones may stand before them

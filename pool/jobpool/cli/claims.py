@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
-from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
+from jobpool.broker.claim_store import MOST_MESSAGES, Deleted, HeldClaim
 from jobpool.cli.enqueue import json_lines, json_or_text
 from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
@@ -25,7 +25,6 @@ from jobpool.message.units import format_duration
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.broker_time import BrokerTime
-    from jobpool.broker.claim_store import HeldClaim
     from jobpool.client.claims import Claim, ClaimMessage, Queue
 
 MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")

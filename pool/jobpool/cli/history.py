@@ -17,9 +17,9 @@ from jobpool.message.guards import MOST_LINES
 from jobpool.message.names import nearest
 from jobpool.message.outcome import Status
 from jobpool.message.printable import headline, json_text, printable
+from jobpool.message.setting_types import History
 
 if TYPE_CHECKING:
-    from jobpool.message.setting_types import History
     from jobpool.telemetry.history.places import Place
     from jobpool.telemetry.metrics.rollup import Row
 

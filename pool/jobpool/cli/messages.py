@@ -18,8 +18,8 @@ from msgspec import structs
 
 from jobpool.broker import control
 from jobpool.broker.filters import BadFilter, matching, parse_filter
-from jobpool.broker.values import REAP_LIMIT, Leases, MessageFilter, ReapPolicy, State
-from jobpool.cli.options import BROKER, Command, as_json, bare_id, option, queue_option
+from jobpool.broker.values import REAP_LIMIT, Leases, Message, MessageFilter, QueueStats, ReapPolicy, State
+from jobpool.cli.options import Command, as_json, bare_id, option, queue_option
 from jobpool.cli.output import answer, answered, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
@@ -33,8 +33,6 @@ from jobpool.message.units import format_duration
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.broker_time import BrokerTime
-    from jobpool.broker.control import Pause
-    from jobpool.broker.values import Message, QueueStats
 
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
@@ -260,7 +258,7 @@ def _describe(message: Message, values: dict[str, Any]) -> None:
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
-@click.command("stats", cls=Command, common=BROKER)
+@click.command("stats", cls=Command)
 @names_argument
 @names_option
 @as_json
@@ -334,7 +332,7 @@ def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
     return [queue, *shown, "-" if counts.oldest is None else format_duration(counts.oldest), str(pools)]
 
 
-def _paused(pause: Pause | None) -> str:
+def _paused(pause: control.Pause | None) -> str:
     if pause is None:
         return "-"
     until = "" if pause.until is None else f"until {moment(pause.until)}"

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -18,22 +18,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from jobpool import __version__
+from jobpool.broker.config_file import SQLITE, ConfigFile
 from jobpool.cli import options
 from jobpool.cli.main import logged_failure
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import JobpoolError
+from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.config_file import ConfigFile
     from jobpool.ipc.fork_client import ForkServerClient
     from jobpool.master.serving import OtherPools
     from jobpool.ops.runtime_dir import PoolFile
-    from jobpool.settings import Settings
 
 LOOK_AGAIN_S = 0.1  # seconds between two looks whether a signal came before the pool takes them
 
@@ -100,7 +98,6 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
 
 def _tell_default(pool: Settings, config: ConfigFile) -> None:
     """Log which SQLite file a pool without a configured backend works on, if it is new or may not be meant."""
-    from jobpool.broker.config_file import SQLITE
     from jobpool.broker.opening import missing_database
 
     folders = {Path(app).resolve().parent for app in pool.apps if os.path.isabs(app)} - {config.directory.resolve()}
