@@ -102,9 +102,6 @@ def test_the_interface_counts_the_same_by_its_own_means() -> None:
         def observe(self, metric: names.Metric, value: float, labels: Labels = ()) -> None:
             self.seen.append((metric.name, labels, value))
 
-        def gauge(self, metric: names.Metric, value: float, labels: Labels = ()) -> None:
-            self.seen.append((metric.name, labels, value))
-
     plain = Plain()
     plain.fetched("reports", 3)
     plain.ended("reports", "pdf", ("failed", "requeued"), 0.5, 2.0)

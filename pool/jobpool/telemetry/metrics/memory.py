@@ -138,6 +138,7 @@ class MemoryMetrics(MetricsCollector):
         return sum([series.run.count for series in self._series.get(queue, {}).values()])
 
     def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        """Set a gauge to this value."""
         self._values.setdefault(metric, {})[labels] = value
 
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
