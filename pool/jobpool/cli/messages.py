@@ -25,7 +25,7 @@ from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
 from jobpool.message.death import Death, cause_headline, cause_values
 from jobpool.message.envelope import WIRE_VERSION, decode
-from jobpool.message.names import check_queue, nearest
+from jobpool.message.names import MAX_NAMED, check_queue, listed, nearest
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
 from jobpool.message.units import format_duration
@@ -292,11 +292,8 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> No
     served = {*+serving, settings.dead_letter_queue}
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
     if waits and backend.capabilities.exact_counts:  # else leased jobs count as waiting
-        some, others = waits[:10], f" and {len(waits) - 10:,} more" if len(waits) > 10 else ""
-        start = f"`jobpool --queue {','.join(some)}{'' if settings.apps else ' --app YOUR_APP'}`"
-        note(
-            f"no pool on this machine serves {', '.join(some)}{others}: their jobs wait until one does, such as {start}"
-        )
+        start = f"`jobpool --queue {','.join(waits[:MAX_NAMED])}{'' if settings.apps else ' --app YOUR_APP'}`"
+        note(f"no pool on this machine serves {listed(waits)}: their jobs wait until one does, such as {start}")
 
 
 @click.command("reap", cls=Command)

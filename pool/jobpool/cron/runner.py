@@ -26,11 +26,10 @@ from jobpool.cron.tick import FiringContext, Tick, for_instant, taken
 from jobpool.errors import ConfigurationError, JobpoolError, check_seconds
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, rfc3339
+from jobpool.message.names import listed
 
 LOOK_EVERY = 1.0
 """Seconds for which a scheduler sleeps at most while this machine's wall clock counts: somebody may set it."""
-
-MOST_NAMED = 10  # schedules that one line of the log names
 
 LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
@@ -182,9 +181,8 @@ class CronRunner:
         ahead = {name: until for name, until in seen.items() if until > now + AHEAD}
         if new := ahead.keys() - self._told_ahead:
             names = sorted(new)
-            shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED))
             until = rfc3339(max(ahead[name] for name in names))
-            fields = {"name": shown, "until": until, "now": rfc3339(now), "mend": SILENT_MEND}
+            fields = {"name": listed(names), "until": until, "now": rfc3339(now), "mend": SILENT_MEND}
             log.warning(SILENT, extra={"fields": fields})
         self._told_ahead = set(ahead)
 
