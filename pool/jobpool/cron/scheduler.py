@@ -155,12 +155,8 @@ def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
         raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
     planned = []
     for entry, definition in ((entries[number], definitions[number]) for number in order):
-        try:
-            schedule = Schedule(definition.cron_expression, definition.zone)
-            planned.append(Planned(entry, definition, schedule, Misfire.parse(definition.misfire)))
-        except InvalidJob as error:
-            why = f"the schedule {job_name(definition)!r} at {entry.place} is refused: {error}"
-            raise ConfigurationError(why) from error
+        schedule = Schedule(definition.cron_expression, definition.zone)
+        planned.append(Planned(entry, definition, schedule, Misfire.parse(definition.misfire)))
     return planned
 
 
