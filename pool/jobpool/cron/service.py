@@ -138,15 +138,13 @@ class Stop:
 class CronLoop:
     """A loop that runs a `CronRunner` at the right moments.
 
-    `tell` is called with the firings of each tick, in place of the log.
+    `tell` is called with the firings of each tick.
     """
 
-    def __init__(
-        self, runner: CronRunner, sleeper: Sleeper, tell: Callable[[Sequence[Firing]], object] | None = None
-    ) -> None:
+    def __init__(self, runner: CronRunner, sleeper: Sleeper, tell: Callable[[Sequence[Firing]], object]) -> None:
         self._runner = runner
         self._sleeper = sleeper
-        self._tell = tell or report
+        self._tell = tell
         self._retries = 0
         self._silent = ""
         self._is_ready = False
@@ -203,7 +201,7 @@ class CronLoop:
         log.info("cron is ready", extra={"fields": fields})
 
 
-def report(firings: Sequence[Firing], options: ChildOptions = ChildOptions()) -> None:  # noqa: B008 - immutable
+def report(firings: Sequence[Firing], options: ChildOptions) -> None:
     """Log what became of instants, after what inline jobs have printed."""
     for firing in firings:
         say_output(firing, options)
