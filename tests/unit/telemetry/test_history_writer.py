@@ -33,7 +33,7 @@ class Gathered:
         return taken
 
 
-class Moody(Place):
+class Moody(HistoryTable):
     """Keeps what it is given, when it works."""
 
     def __init__(self) -> None:
