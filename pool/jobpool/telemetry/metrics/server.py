@@ -31,48 +31,6 @@ ROOM_LIMIT_S = 1.0  # for which a new connection waits until threads have ended 
 log = logging.getLogger("jobpool.metrics")
 
 
-class Server:
-    """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
-
-    Raises `ConfigurationError`: the address cannot be one of this machine's. `JobpoolError`: it cannot be used now.
-    """
-
-    def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._http = _Http(family, (host, port), views)
-        except OSError as error:
-            kind = JobpoolError if error.errno in {*PASSING, socket.EAI_AGAIN} else ConfigurationError
-            raise kind(
-                f"metrics: {host}:{port} cannot be listened on ({error.strerror or error}):"
-                " choose another port or host, or 0 for any free port"
-            ) from error
-        self.port: int = self._http.server_address[1]
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
-
-    def start(self) -> None:
-        """Answer from now on. Returns at once."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_LIMIT` at most."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._http.shutdown()
-            self._thread.join(CLOSE_LIMIT)
-        self._http.server_close()
-        self._http.end_connections(CLOSE_LIMIT)
-
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._http.serve_forever(LOOK_ROUND)
-            except Exception:
-                log.exception("the metrics server has failed; it is started again", extra={"limit": "metrics server"})
-                self._closing.wait(RESTART_PAUSE_S)
-
-
 @dataclass(slots=True)
 class _Connection:
     """One that is open. `is_idle`: it has not sent its request; `is_over`: it was hung up on, its thread ends soon."""
@@ -83,17 +41,59 @@ class _Connection:
     is_over: bool = False
 
 
-class _Http(ThreadingMixIn, TCPServer):
+class Server(ThreadingMixIn, TCPServer):
+    """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
+
+    Raises `ConfigurationError`: the address cannot be one of this machine's. `JobpoolError`: it cannot be used now.
+    """
+
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128  # a client that finds it full tries again after a second
 
-    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], views: dict[str, View]) -> None:
-        self.address_family = family
+    def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
         self.views = views
         self._open: dict[socket.socket, _Connection] = {}
         self._changed = threading.Condition()
-        super().__init__(address, _Handler)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        try:
+            self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            kind = JobpoolError if error.errno in {*PASSING, socket.EAI_AGAIN} else ConfigurationError
+            raise kind(
+                f"metrics: {host}:{port} cannot be listened on ({error.strerror or error}):"
+                " choose another port or host, or 0 for any free port"
+            ) from error
+        self.port: int = self.server_address[1]
+
+    def start(self) -> None:
+        """Answer from now on. Returns at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_LIMIT` at most."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self.shutdown()
+            self._thread.join(CLOSE_LIMIT)
+        self.server_close()
+        with self._changed:
+            left = list(self._open.items())
+            for request, _ in left:
+                self._hang_up(request)
+        give_up = time.monotonic() + CLOSE_LIMIT
+        for _, one in left:
+            one.thread.join(max(0.0, give_up - time.monotonic()))
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.serve_forever(LOOK_ROUND)
+            except Exception:
+                log.exception("the metrics server has failed; it is started again", extra={"limit": "metrics server"})
+                self._closing.wait(RESTART_PAUSE_S)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
@@ -104,7 +104,7 @@ class _Http(ThreadingMixIn, TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give it a thread, at the cost of the oldest idle connection if there are too many."""
-        thread = threading.Thread(target=self._serve, args=(request, client_address), name="scrape", daemon=True)
+        thread = threading.Thread(target=self._answer, args=(request, client_address), name="scrape", daemon=True)
         with self._changed:
             if not self._make_room():
                 self.shutdown_request(request)
@@ -128,7 +128,7 @@ class _Http(ThreadingMixIn, TCPServer):
         # On a busy machine many threads may have been hung up on, and not have come to their end.
         return self._changed.wait_for(lambda: len(self._open) < 2 * MOST_CONNECTIONS, ROOM_LIMIT_S)
 
-    def _serve(self, request: Any, client_address: Any) -> None:
+    def _answer(self, request: Any, client_address: Any) -> None:
         try:
             self.process_request_thread(request, client_address)
         finally:
@@ -152,16 +152,6 @@ class _Http(ThreadingMixIn, TCPServer):
                 if now >= one.deadline:
                     self._hang_up(request)
 
-    def end_connections(self, limit: float) -> None:
-        """Hang up on everybody and wait for their threads."""
-        with self._changed:
-            left = list(self._open.items())
-            for request, _ in left:
-                self._hang_up(request)
-        give_up = time.monotonic() + limit
-        for _, one in left:
-            one.thread.join(max(0.0, give_up - time.monotonic()))
-
     def _hang_up(self, request: socket.socket) -> None:
         """End the next read or write of its thread at once; the thread closes the socket. Called under the lock."""
         self._open[request].is_over = True
@@ -174,7 +164,7 @@ class _Http(ThreadingMixIn, TCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Http
+    server: Server
     timeout = PATIENCE
     server_version = "jobpool"
     sys_version = ""
