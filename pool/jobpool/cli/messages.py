@@ -349,12 +349,10 @@ def declare_queues(
 ) -> list[str]:
     """Tell a broker that cannot list its queues of the settings', for a verb that names none; return these.
 
-    Any other broker, and a verb with a `queue`, need none: []. `shows`: say which ones are shown.
+    Any other broker, and a verb with a `queue`, need none: []. `shows`: say which ones are shown. Blocks for a round
+    trip a queue, if at all.
 
-    Raises:
-        click.UsageError: One of those is not there, or one is `needed` and neither settings nor URL name any.
-
-    Blocks for a round trip a queue, if at all.
+    Raises `click.UsageError`: one of those is not there, or one is `needed` and neither settings nor URL name any.
     """
     if queue is not None or backend.capabilities.makes_queues:
         return []

@@ -28,10 +28,8 @@ _UNKNOWN = "no batch {} is known: it never was, or ended more than a week ago"
 class Batch:
     """Jobs that have one end. Made by `Jobs.batch`, and closed at the end of its `with` block.
 
-    In a handler it can be filled, closed and looked at; `cancel` and `wait` are for other programs.
-
-    Attributes:
-        id: Also an id for `Jobs.status`, `Jobs.wait` and `Jobs.cancel`, and on the command line.
+    In a handler it can be filled, closed and looked at; `cancel` and `wait` are for other programs. Its `id` is also
+    one for `Jobs.status`, `Jobs.wait` and `Jobs.cancel`, and on the command line.
     """
 
     def __init__(self, jobs: Jobs, ident: str, callbacks: Collection[str] = (), *, may_cancel: bool = False) -> None:

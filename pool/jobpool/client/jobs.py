@@ -193,8 +193,7 @@ class Jobs:
     def result(self, ident: str, timeout: float | None = None) -> Any:
         """Return what a job's handler returned, as soon as it did: JSON values, with secrets masked.
 
-        Args:
-            timeout: Seconds to wait for its end; None = however long, 0 = not at all.
+        `timeout`: seconds to wait for its end; None = however long, 0 = not at all.
 
         Raises:
             ResultPending: It has not ended in this time.

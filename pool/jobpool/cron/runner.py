@@ -75,10 +75,8 @@ class CronRunner:
             before this runner was made are unknown.
         default_timeout: Seconds, >= 0, for inline jobs and handlers that set none; 0 = unlimited.
 
-    Raises:
-        ConfigurationError: A schedule is refused, two have one name, one depends on a missing job, or on itself;
-            the texts name where they were declared. `grace` is out of bounds. The broker keeps no keys, and `only` is
-            not set.
+    Raises `ConfigurationError`: a schedule is refused, two have one name, one depends on a missing job, or on itself;
+    the texts name where they were declared. Or `grace` is out of bounds, or the broker keeps no keys without `only`.
     """
 
     def __init__(
@@ -129,21 +127,18 @@ class CronRunner:
         return min((time for time in times if time is not None and (after is None or time > after)), default=None)
 
     def run(self, now: datetime | None = None, *, stopped: Callable[[], bool] = lambda: False) -> list[Firing]:
-        """Do what is due: enqueue jobs that have a queue, run the others, one attempt each, here and now.
+        """Do what is due, and return the result of each instant, in order.
 
-        No failure stops the rest. Jobs that depend on an inline job that failed are held back. A new schedule begins
-        with the minute of `now`; for others, missed instants are made up for by their misfire policy.
+        Jobs that have a queue are enqueued, the others run, one attempt each, here and now. No failure stops the rest.
+        Jobs that depend on an inline job that failed are held back. A new schedule begins with the minute of `now`; for
+        others, missed instants are made up for by their misfire policy.
 
         Args:
             now: None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
             stopped: Asked before each firing; True: this one and those after it are left to the next turn.
 
-        Returns:
-            The result of each instant that was due, in order.
-
-        Raises:
-            BackendUnavailable, AccessRefused: The broker could not be asked for the time, or for firings of others.
-                Safe to call again.
+        Raises `BackendUnavailable` or `AccessRefused`: the broker could not be asked for the time, or for firings of
+        others. It is safe to call again.
 
         Blocks for the inline jobs, and about six round trips. These are for 1,000 firings together if the broker keeps
         keys. A firing that is inline, has dependencies, or makes up for several instants has its own.

@@ -39,9 +39,8 @@ class Schedule:
             normal form: lower case but for `L`, five fields, one space between them.
         zone: IANA name of the time zone that the fields are read in.
 
-    Raises:
-        InvalidJob: The expression or the zone is refused; the text names the field and what it may hold, or the zones
-            that are written alike. Also an expression that never comes, like the 30th of February.
+    Raises `InvalidJob`: the zone is refused, or the expression, also one that never comes, like the 30th of February.
+    The text names the field and what it may hold, or the zones that are written alike.
     """
 
     __slots__ = ("_kind", "_line", "_times", "expression", "zone")

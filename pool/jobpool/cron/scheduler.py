@@ -103,8 +103,7 @@ class Scheduler:
             job: The name of a handler, or `handler.define(…)`, which checks the arguments here and names its queue.
             payload: With a name: any JSON value; None = an empty object.
 
-        Raises:
-            InvalidJob: JSON cannot carry the payload, the name is not a handler name, or a builder has a payload.
+        Raises `InvalidJob`: JSON cannot carry the payload, the name is not a handler name, or a builder has a payload.
         """
         if isinstance(job, JobBuilder) and payload is not None:
             raise InvalidJob(PAYLOAD_TWICE)
