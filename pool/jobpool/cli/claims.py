@@ -255,7 +255,7 @@ def _show(claim: Claim, time: BrokerTime) -> None:
         return
     say(f"claim {claim.id}")
     note(
-        f"queue {claim.queue.name}, age {_age(claim.age)}, held for {format_duration(claim.ttl)},"
+        f"queue {claim.queue.name}, age {format_duration(claim.age)}, held for {format_duration(claim.ttl)},"
         f" grace {format_duration(claim.grace)}"
     )
     table(MESSAGES, [_message_row(time, message) for message in claim.messages])
@@ -271,10 +271,4 @@ def _held_values(held: HeldClaim) -> dict[str, Any]:
 
 
 def _held_row(held: HeldClaim) -> list[str]:
-    times = (_age(held.age), format_duration(held.ttl), format_duration(held.grace))
-    return [held.id, held.queue, f"{held.count:,}", *times]
-
-
-def _age(seconds: int) -> str:
-    """Return an age in whole seconds, as the broker tells it."""
-    return f"{seconds}s" if seconds < 60 else format_duration(seconds)
+    return [held.id, held.queue, f"{held.count:,}", *map(format_duration, (held.age, held.ttl, held.grace))]

@@ -68,12 +68,12 @@ def check_count(value: int, what: str, least: int, most: int) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`."""
+    """Return a short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`. An `int` has no tenths: `4s`."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     whole = int(seconds)
     if whole < 60:
-        return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
+        return f"{seconds:.1f}s" if whole < 10 and isinstance(seconds, float) else f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     if whole < 86400:
