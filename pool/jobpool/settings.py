@@ -45,6 +45,8 @@ KUBERNETES = re.compile(
 )
 """Variables that Kubernetes puts into every container beside a service that is called `jobpool` or `jobpool-…`."""
 
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
 ANY_COMMAND = "*"  # among the allowed shell commands: any program
 
 
@@ -312,7 +314,7 @@ class Settings:
     )
     signing_key_file: Path | None = _common(PATH, "File with one signing key a line, in place of `signing_key`.")
     log_level: str = _common(
-        one_of("debug", "info", "warning", "error", "critical"),
+        one_of(*LOG_LEVELS),
         "Lowest level of log lines.",
         "info",
         flags=("-l", "--log-level"),
@@ -414,20 +416,17 @@ REMOVED: Mapping[str, str] = {
 """Settings of former versions → what to write in place of each."""
 
 
-def load(
-    flags: Mapping[str, Any] | None = None, *, config: str | os.PathLike[str] | None = None, start: Path | None = None
-) -> Settings:
+def load(flags: Mapping[str, Any] | None = None, *, config: str | os.PathLike[str] | None = None) -> Settings:
     """Return the settings that apply. `flags` with the value None count as not given.
 
     Args:
         flags: Keys of `Settings`, from the command line; text or typed.
         config: The configuration file; None = JOBPOOL_CONFIG, else search (see `find_config`).
-        start: Where the search begins; None = the working directory.
 
     Raises:
         ConfigurationError: A key is unknown, or a value cannot be used; one sentence for each, with its source.
     """
-    file = find_config(config, start)
+    file = find_config(config)
     for key in file.values:
         _check_key(key, f"{file.path}: {key!r}")
     given = {key: (f"{file.path}: {key}", value) for key, value in file.values.items()} | _environment(file)

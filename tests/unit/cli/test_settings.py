@@ -49,7 +49,7 @@ def test_a_table_in_pyproject_counts_and_a_pyproject_without_one_does_not(tmp_pa
     write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
     inner = write(tmp_path / "inner" / "pyproject.toml", "[tool.other]\n").parent
     assert find_config(start=inner).path == tmp_path / "pyproject.toml"
-    assert load(start=inner).workers == 3
+    assert load(config=tmp_path / "pyproject.toml").workers == 3
 
 
 def test_jobpool_toml_wins_over_pyproject_in_the_same_directory(tmp_path: Path) -> None:
