@@ -25,6 +25,7 @@ import orjson
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.filters import next_page
 from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
 from jobpool.message.envelope import decode, verify
 from jobpool.message.names import check_queue, check_text
@@ -45,9 +46,7 @@ class Queue:
         max_claims: A message that was claimed this often becomes a dead letter, reason `claim-limit`, when the
             next claim meets it; 0 = never.
 
-    Raises:
-        InvalidJob: `name` is not a queue name.
-        ValueError: `max_claims` is below 0.
+    Raises `InvalidJob`: `name` is not a queue name; `ValueError`: `max_claims` is below 0.
 
     Its methods, and those of its claims and messages, block for one round trip, if they say nothing else. They raise
     `ValueError` for a number out of its bounds, and `Unsupported` where the broker has no claims
@@ -132,8 +131,7 @@ class Queue:
         while page := self._store.list_free(self.name, after=after, limit=limit, claimed=claimed):
             for message in page:
                 yield ClaimMessage(self, message)
-            average = sum(len(message.body) for message in page) // len(page)
-            after, limit = page[-1].cursor, max(1, min(PAGE, PAGE_BYTES // (average + 1)))
+            after, limit = page[-1].cursor, next_page([len(message.body) for message in page], PAGE, PAGE_BYTES)
 
     def pop(self, n: int = 1) -> list[ClaimMessage]:
         """Take up to `n` (1 to 20) free messages and delete them at once: those not finished then are lost.
