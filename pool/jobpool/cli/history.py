@@ -116,7 +116,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     said = shortened(headline(row["error"]) or str(row["output"] or ""), MAX_FIELD_CHARS)
     took = "-" if row["duration"] is None else f"{row['duration']:.3f}"
     began = moment(row["start"]) or "-"
-    return [began, *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
+    text = {field: "" if value is None else str(value) for field, value in row.items()}
+    return [began, text["status"], text["id"], text["attempt"], took, text["queue"], text["job"], said]
 
 
 def _tell(row: dict[str, Any]) -> None:
@@ -131,10 +132,6 @@ def _tell(row: dict[str, Any]) -> None:
         for line in more:
             say(f"{'':<10} {line}")
     say("")
-
-
-def _texts(row: dict[str, Any], *fields: str) -> list[str]:
-    return ["" if row[field] is None else str(row[field]) for field in fields]
 
 
 def _show_rollups(session: Session, asked: dict[str, Any]) -> None:
