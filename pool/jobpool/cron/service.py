@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from setproctitle import setproctitle
 
@@ -66,16 +66,8 @@ EVENTS = {
 # --- the loop -----------------------------------------------------------------------------------------
 
 
-class Sleeper(Protocol):
-    """The waiting place of the loop. `stopped`: it is to end, and nobody sleeps there any more."""
-
-    def stopped(self) -> bool: ...
-
-    def sleep(self, seconds: float) -> None: ...
-
-
 class Stop:
-    """A `Sleeper` of the real world. As a context on the main thread, SIGTERM, SIGINT and SIGHUP end it.
+    """The waiting place of the loop. As a context on the main thread, SIGTERM, SIGINT and SIGHUP end it.
 
     The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
     now. If that is resisted, the third ends the process, with status 128 + the signal's number. A pipe, and not an
@@ -141,7 +133,7 @@ class CronLoop:
     `tell` is called with the firings of each tick.
     """
 
-    def __init__(self, runner: CronRunner, sleeper: Sleeper, tell: Callable[[Sequence[Firing]], object]) -> None:
+    def __init__(self, runner: CronRunner, sleeper: Stop, tell: Callable[[Sequence[Firing]], object]) -> None:
         self._runner = runner
         self._sleeper = sleeper
         self._tell = tell

@@ -26,7 +26,7 @@ from jobpool.message.guards import Rate
 from jobpool.telemetry.logs import JsonFormatter, LineHandler
 
 
-class Turning:
+class Turning(Stop):
     """Turns the rig's clock in place of sleeping; ends at `until` seconds. `at`: what happens then, once each."""
 
     def __init__(self, rig: CronRig, until: float, **at: object) -> None:
