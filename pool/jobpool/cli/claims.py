@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answered, columns, note, plural, say, table
 from jobpool.cli.session import Session
-from jobpool.errors import JobpoolError, MalformedEnvelope
+from jobpool.errors import MalformedEnvelope
 from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def post(
     if "-" in messages:
         raise click.UsageError("`-` is not a message: --file - reads stdin, and '\"-\"' is that text")
     values = map(json_or_text, messages) if file is None else (value for _, value in json_lines(file))
-    with session.broker(makes=True) as backend, _wrong_usage():
+    with session.broker(makes=True) as backend:
         batches = _select(backend, queue).post_in_batches(values, ttl, delay)
         answer_ids(batches, "message", "posted")
 
@@ -117,7 +115,7 @@ def pop(session: Session, queue: str, limit: int) -> None:
 
     Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
     """
-    with session.broker(makes=True) as backend, _wrong_usage():
+    with session.broker(makes=True) as backend:
         taken = _select(backend, queue).pop(limit)
     if answered([_message_values(message) for message in taken]):
         return
@@ -147,8 +145,7 @@ def create(session: Session, queue: str, limit: int, ttl: float, grace: float, m
     release the rest. With --json the answer is null if no message is free.
     """
     with session.broker(makes=True) as backend:
-        with _wrong_usage():
-            found = _select(backend, queue, max_claims).claim(limit, ttl, grace)
+        found = _select(backend, queue, max_claims).claim(limit, ttl, grace)
         if found is not None:
             _show(found, backend.time)
             return
@@ -176,8 +173,7 @@ def renew(session: Session, queue: str, ident: str, ttl: float | None, grace: fl
     """Hold the messages of a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
         claim = _select(backend, queue).get_claim(ident)
-        with _wrong_usage():
-            claim.renew(ttl, grace)
+        claim.renew(ttl, grace)
         if not answered(_claim_values(claim)):
             note(f"{plural(len(claim), 'message')} held for {format_duration(claim.ttl)} from now")
 
@@ -211,17 +207,6 @@ def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
 
     _ = backend.claims
     return Queue(lambda: backend, queue, max_claims)
-
-
-@contextmanager
-def _wrong_usage() -> Iterator[None]:
-    """Raise `click.UsageError`, with the bound, for a number out of its bounds."""
-    try:
-        yield
-    except JobpoolError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _message_row(time: BrokerTime, message: ClaimMessage, *, claimed: bool = False) -> list[str]:
