@@ -374,8 +374,6 @@ def _settings() -> dict[str, Setting]:
 
 SETTINGS: Mapping[str, Setting] = _settings()  # key → setting, in the order of `--help` and of the docs
 
-KEYS = frozenset(SETTINGS)
-
 MEANT: Mapping[str, str] = {
     "broker": "backend",
     "concurrency": "workers",
@@ -461,9 +459,9 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
     """Raise `ConfigurationError` unless it is a setting. `prefix`: of variables, which are in capitals."""
     if key in REMOVED:
         raise ConfigurationError(removed(source, key))
-    if key not in KEYS:
+    if key not in SETTINGS:
         # Without the prefix, which makes any two alike.
-        near = MEANT.get(key.replace("-", "_")) or nearest_word(key, KEYS)
+        near = MEANT.get(key.replace("-", "_")) or nearest_word(key, SETTINGS)
         near = f"{prefix}{near.upper()}" if near and prefix else near
         hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigurationError(f"{source} is not a setting of jobpool{hint}")
@@ -475,7 +473,7 @@ def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:
     for variable, text in os.environ.items():
         word = variable.removeprefix(PREFIX)
         key = word.lower()
-        if word == variable or (key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.match(f"{word}={text}"))):
+        if word == variable or (key not in SETTINGS and (word in NOT_SETTINGS or KUBERNETES.match(f"{word}={text}"))):
             continue
         _check_key(key, f"environment variable {variable}", PREFIX)
         # An empty variable is how compose files spell "not set"; without its keys signing would silently be off.

@@ -25,8 +25,6 @@ REDRAW_PAUSE_S = 0.4
 LOG_PAUSE_S = 10.0
 BAR_CHARS = 30
 
-Tell = Callable[[PoolSample], object]
-
 log = logging.getLogger("jobpool.pool")
 
 
@@ -48,13 +46,12 @@ def expected(pool: Settings, queues: Sequence[str], ended: int) -> int | None:
 
 
 @contextmanager
-def progress(note: PoolFile, tell: Tell, pause: float, *, last: bool = False) -> Iterator[None]:
-    """Tell while the block runs.
+def progress(
+    note: PoolFile, tell: Callable[[PoolSample], object], pause: float, *, last: bool = False
+) -> Iterator[None]:
+    """Call `tell` every `pause` seconds while the block runs, on a thread; with `last` once more at the end.
 
-    Args:
-        note: Of the pool. Its scoreboard may appear later.
-        tell: Called on a thread, every `pause` seconds.
-        last: Tell once more at the end.
+    `note`: of the pool. Its scoreboard may appear later.
     """
     over = threading.Event()
 

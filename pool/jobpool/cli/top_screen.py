@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.ops.top import PoolSample, SlotRow, Watcher
 
-Order = Callable[["PoolFile", str, "SlotRow"], str]
-
 SORTS: dict[str, Callable[[SlotRow], object]] = {
     "slot": lambda row: row.slot,
     "age": lambda row: (row.state != "busy", -row.age),
@@ -50,7 +48,7 @@ _STYLE = re.compile("\x1b\\[[0-9;]*m")
 class View:
     """The choices of a person, and their answers. `order` carries an order out, and may block for seconds."""
 
-    order: Order
+    order: Callable[[PoolFile, str, SlotRow], str]
     nobody: str
     sort: str = "slot"
     terms: str = ""  # of the filter

@@ -21,7 +21,7 @@ from jobpool.master.serving import unserved_limits
 from jobpool.message.allowances import Allowances
 from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy
-from jobpool.settings import KEYS, NOT_SETTINGS, REMOVED, SETTINGS, Settings, load
+from jobpool.settings import NOT_SETTINGS, REMOVED, SETTINGS, Settings, load
 
 
 def write(path: Path, text: str) -> Path:
@@ -498,7 +498,7 @@ def test_a_setting_of_former_versions_is_refused_with_what_to_write_instead(
 
 
 def test_what_is_to_be_written_instead_can_be_read() -> None:
-    assert not REMOVED.keys() & KEYS
+    assert not REMOVED.keys() & SETTINGS.keys()
     for sentence in REMOVED.values():
         for key, written in re.findall(r'(?:into|write) (\w+)(?:, such as| =) "(.*?)"', sentence):
             SETTINGS[key].read(written.replace("NAME", "careful"))
