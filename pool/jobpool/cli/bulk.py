@@ -256,9 +256,7 @@ class Sweep:
     def run(self, count: int, word: str) -> int:
         """Do it to all of them, `count` by the last look; how many it changed. Blocks for as long as the rate says.
 
-        Raises:
-            JobpoolError: The broker is away. The number of those done is told.
-            click.exceptions.Exit: Ctrl-C; the same.
+        Raises `JobpoolError`: the broker is away; `click.exceptions.Exit`: Ctrl-C. Before, it tells how many are done.
         """
         so_far = "{} {} so far; the same command goes on with the rest".format
         is_watched = sys.stderr.isatty() and (self.rate is not None or count > BATCH)
@@ -363,13 +361,10 @@ class WholeQueues(Sweep):
 
 @dataclass(slots=True)
 class Answered(Sweep):
-    """A cancel or an edit, which answers for each message: all went well if the answer is the second of its `WORDS`.
-
-    `answers`: how many there were of each.
-    """
+    """A cancel or an edit, which answers for each message: all went well if the answer is the second of its `WORDS`."""
 
     act: Callable[[MessageFilter], Counter[Any]] = lambda _: Counter()
-    answers: Counter[Any] = field(default_factory=Counter)
+    answers: Counter[Any] = field(default_factory=Counter)  # how many there were of each
 
     def count(self) -> int:
         """Count the matching jobs: posted messages, which have no handler, are left alone."""

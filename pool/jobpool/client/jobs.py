@@ -117,9 +117,8 @@ class Jobs:
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
                 it is there if that commits, and never was if it rolls back. None is refused: leave it out.
 
-        Raises:
-            InvalidJob, Unsupported, ConfigurationError: It was not enqueued.
-            BackendUnavailable: Nothing is known. Retry with an identifier of your own to be sure of no duplicate.
+        Raises `InvalidJob`, `Unsupported`, `ConfigurationError`: it was not enqueued. `BackendUnavailable`: nothing is
+        known; retry with an identifier of your own to be sure of no duplicate.
 
         With a connection, the database driver's own errors are raised as they are: the transaction is yours. Blocks for
         one round trip; the first call also opens the backend.
@@ -387,10 +386,8 @@ class Jobs:
     def backend(self) -> QueueBackend:
         """The backend, opened when it is not yet.
 
-        Raises:
-            Unsupported: In a child of a pool, which holds no broker.
-            ConfigurationError: It cannot be opened as configured, or this `Jobs` is closed.
-            BackendUnavailable: The broker does not answer.
+        Raises `Unsupported`: in a child of a pool, which holds no broker. `ConfigurationError`: it cannot be opened as
+        configured, or this `Jobs` is closed. `BackendUnavailable`: the broker does not answer.
         """
         if producer.process.of_child is not None:
             raise Unsupported(NO_LOOK)

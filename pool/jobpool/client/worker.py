@@ -350,8 +350,8 @@ def inline_runner(
 def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_timeout: float) -> Attempt:
     """Run one attempt in the caller's process; its follow-ups are left to the caller.
 
-    Raises `JobFailedError`: it did not succeed; `InvalidJob`: its body is out of bounds. Blocks
-    for the handler; in the main thread its timeout is enforced by SIGALRM.
+    Raises `JobFailedError`: it did not succeed; `InvalidJob`: its body is out of bounds. Blocks for the handler; in the
+    main thread its timeout is enforced by SIGALRM.
     """
     queue = definition.queue or "default"
     ident = definition.identifier or secrets.token_hex(8)

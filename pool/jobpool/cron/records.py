@@ -1,10 +1,9 @@
 """The memory of one scheduler, and the records of all for one another and for people, in the broker's key store.
 
-A record is a hint. The unique enqueue, or the right to run it, decides whether an instant has been fired, and a record
-is written only after that. So with a lost or old record a scheduler tries again what was done, which does nothing while
-the broker knows that firing. That is a day; for a job with an idempotency key ten minutes, or longer
-(`idempotency_ttl`). So a record that could not be written is written later, and one that was lost is written by those
-who came second. A record must never be newer than the truth: then a firing would be lost.
+A record is a hint. The unique enqueue, or the right to run it, decides whether an instant has been fired, and the
+record is written after that. If it is lost or old, a scheduler tries the firing again, which does nothing while the
+broker remembers it: for a day, or for a job with an idempotency key ten minutes or longer (`idempotency_ttl`). Then it
+writes the record. A record must never be newer than the truth: then a firing would be lost.
 """
 
 from __future__ import annotations

@@ -41,23 +41,18 @@ log = logging.getLogger("jobpool.cron")
 
 
 class FiringContext(Struct, frozen=True):
-    """The context of a turn.
-
-    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
-    lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
-    `on_inline` is called with a schedule before its job runs here. `late`: schedules with the follow-ups of an inline
-    job, for which the broker is asked again.
-    """
+    """The context of a turn."""
 
     backend: QueueBackend
     states: ScheduleStates
-    registry: HandlerRegistry
-    default_timeout: float
+    registry: HandlerRegistry  # of inline jobs; they have no queue, so its lists of handlers by queue do not count
+    default_timeout: float  # seconds, of inline jobs; 0 = unlimited
     owner: Owner
-    grace: float
+    grace: float  # seconds within which missed instants are made up for
     environment: str | None
-    on_inline: Callable[[str], object]
+    on_inline: Callable[[str], object]  # called with the name of a schedule before its job runs here
     late: list[tuple[str, Sequence[JobDefinition]]] = field(default_factory=list)
+    """Names of schedules, and the follow-ups of their inline jobs that the broker has not taken yet."""
 
     def serves(self, planned: Planned) -> bool:
         """Return whether it is enabled, and meant for this environment."""

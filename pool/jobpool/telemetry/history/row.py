@@ -32,10 +32,7 @@ UNNAMED = "-"  # the name of what has none that could be one: messages that were
 
 
 class AttemptRow(Struct, frozen=True):
-    """The facts of one attempt whose settlement was accepted. Times: Unix seconds; `duration` in seconds.
-
-    `start` None: its handler did not run. `cause`: as in `Message.cause`.
-    """
+    """The facts of one attempt whose settlement was accepted."""
 
     name: str
     job: str
@@ -46,9 +43,9 @@ class AttemptRow(Struct, frozen=True):
     status: str
     output: str = ""
     error: str | None = None
-    start: float | None = None
-    duration: float | None = None
-    cause: str | None = None
+    start: float | None = None  # Unix time; None = its handler did not run
+    duration: float | None = None  # seconds
+    cause: str | None = None  # as in `Message.cause`
 
 
 def row_of(attempt: AttemptRow, masker: Masker) -> dict[str, Any]:
