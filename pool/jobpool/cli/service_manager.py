@@ -55,8 +55,8 @@ def notifying(manager: Manager, note: PoolFile) -> Iterator[None]:
     """Tell the manager of the pool while the block runs, and that it stops at the end of it."""
     report = Report()
 
-    def tell(sample: PoolSample) -> None:
-        if sample.header is not None and (lines := report.next(sample.header, time.monotonic())):
+    def tell(_: PoolSample, header: HeaderView) -> None:
+        if lines := report.next(header, time.monotonic()):
             manager.send(lines)
 
     with progress(note, tell, min(WATCHDOG_LOOK_S, manager.watchdog / 4 or WATCHDOG_LOOK_S)):
