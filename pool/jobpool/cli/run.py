@@ -22,7 +22,7 @@ from jobpool.broker.config_file import SQLITE, ConfigFile
 from jobpool.cli import options
 from jobpool.cli.main import logged_failure
 from jobpool.cli.options import Command, option
-from jobpool.cli.session import Session, warn_of_secrets
+from jobpool.cli.session import Session, leave_at_once, warn_of_secrets
 from jobpool.errors import JobpoolError
 from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler, configure
@@ -93,7 +93,10 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
 
         watcher.watch(pool.apps, pool.sys_path)
     early.keep_looking(ctx)
-    _leave(_serve(pool, lines if progress else None, ctx.obj))
+    status = _serve(pool, lines if progress else None, ctx.obj)
+    # The end of the interpreter can crash on a thread that still waits for the broker. The pool waits for no thread
+    # that only sleeps in its backend: it would hold up each stop by half a second.
+    leave_at_once(status)
 
 
 def _tell_default(pool: Settings, config: ConfigFile) -> None:
@@ -158,18 +161,6 @@ class _EarlyStop:
 def _pass_over(ignored: sys.UnraisableHookArgs) -> None:
     if ignored.exc_type is not SystemExit:
         sys.__unraisablehook__(ignored)
-
-
-def _leave(status: int) -> NoReturn:
-    """End the process without the end of the interpreter, which can crash on a thread that still waits for the broker.
-
-    The pool waits for no thread that only sleeps in its backend: it would hold up each stop by half a second.
-    """
-    from jobpool.ipc.postfork import flush_streams
-
-    logging.shutdown()  # writes what is left of the log
-    flush_streams()
-    os._exit(status)
 
 
 @contextlib.contextmanager

@@ -36,11 +36,17 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 def leave(status: int) -> NoReturn:
     """End the process; without the end of the interpreter if an imported app left threads, for which that waits."""
     if OWN_THREADS and any(not thread.daemon for thread in set(threading.enumerate()) - OWN_THREADS):
-        from jobpool.ipc.postfork import flush_streams
-
-        flush_streams()
-        os._exit(status)
+        leave_at_once(status)
     sys.exit(status)
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """End the process without the end of the interpreter; what is left of logs and streams is written."""
+    from jobpool.ipc.postfork import flush_streams
+
+    logging.shutdown()
+    flush_streams()
+    os._exit(status)
 
 
 class Session:
