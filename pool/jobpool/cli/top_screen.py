@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobpool.cli.output import text_width
-from jobpool.cli.top_lines import cut, lines_wanted, pool_lines
+from jobpool.cli.output import cut, text_width
+from jobpool.cli.top_lines import lines_wanted, pool_lines
 from jobpool.message.printable import one_line
 from jobpool.telemetry.logs import is_colourful
 
