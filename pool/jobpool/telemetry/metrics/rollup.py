@@ -80,7 +80,7 @@ def rows(minute: int, before: SeriesByPlace, after: SeriesByPlace) -> list[Row]:
         then = before.get((queue, handler)) or Series()
         changes = {word: count - then.outcomes.get(word, 0) for word, count in now.outcomes.items()}
         if outcomes := {word: count for word, count in changes.items() if count}:
-            found.append(Row(minute, queue, handler, outcomes, now.run.without(then.run)))
+            found.append(Row(minute, queue, handler, outcomes, now.run.plus(then.run, -1)))
     return found
 
 
