@@ -127,10 +127,8 @@ def _tell(row: dict[str, Any]) -> None:
         if field == "duration" and value is not None:
             value = f"{value:.6f} s"
         text = value if isinstance(value, str) else json_text(value)
-        first, *more = printable(text).rstrip("\n").split("\n")
-        say(f"{field:<10} {first}")
-        for line in more:
-            say(f"{'':<10} {line}")
+        shown = printable(text).rstrip("\n").replace("\n", f"\n{'':<10} ")
+        say(f"{field:<10} {shown}")
     say("")
 
 

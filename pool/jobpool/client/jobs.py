@@ -304,7 +304,6 @@ class Jobs:
         """Cancel a job that waits, is delayed or runs; return the answer, which says what won (docs/control.md).
 
         Args:
-            ident: Its id.
             purge: Remove it, in place of a dead letter with the reason `cancelled`.
             wait: Seconds to wait for the pool that runs it; after them the answer is `asked`.
 
@@ -334,7 +333,6 @@ class Jobs:
         """Change when a job runs that waits or is delayed, its priority or its queue; return the answer.
 
         Args:
-            ident: Its id.
             at: An aware time, or seconds from now; 0 = run now. One that expires before then dies `expired`.
             priority: 0 to 255; a smaller number runs sooner.
             queue: The queue to move to.
