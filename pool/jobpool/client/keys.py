@@ -14,7 +14,7 @@ from jobpool.message import producer
 from jobpool.message.guards import IDEMPOTENCY_TTL, RATE_WINDOW, Rate, check_keep
 from jobpool.message.names import check_queue
 
-SHORTEST_NAP = 0.001  # seconds that `wait` sleeps at least between two questions
+MIN_NAP_S = 0.001  # seconds that `wait` sleeps at least between two questions
 
 
 class _OfKeys:
@@ -171,7 +171,7 @@ class RateLimiter(_OfKeys):
         while after := self.take():
             if give_up is not None and time.monotonic() + after > give_up:
                 return False
-            time.sleep(max(after, SHORTEST_NAP))
+            time.sleep(max(after, MIN_NAP_S))
         return True
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
 from jobpool.cron.firing import GRACE, Firing, FiringStatus
-from jobpool.cron.records import AHEAD, SILENT, SILENT_MEND, Owner, ScheduleStates, load, silent_until
+from jobpool.cron.records import MAX_AHEAD, SILENT, SILENT_MEND, Owner, ScheduleStates, load, silent_until
 from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import FiringContext, Tick, for_instant, taken
 from jobpool.errors import ConfigurationError, JobpoolError, check_seconds
@@ -28,10 +28,10 @@ from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, rfc3339
 from jobpool.message.names import listed
 
-LOOK_EVERY = 1.0
+CLOCK_LOOK_S = 1.0
 """Seconds for which a scheduler sleeps at most while this machine's wall clock counts: somebody may set it."""
 
-LONGEST_GRACE = 12 * 3600.0
+MAX_GRACE_S = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
 
 log = logging.getLogger("jobpool.cron")
@@ -52,7 +52,7 @@ class CronTime:
     @property
     def check_interval(self) -> float:
         """Seconds after which a sleeper has to look at the time again, whatever it waits for."""
-        return ASK_EVERY if self.broker.of_broker else LOOK_EVERY
+        return ASK_EVERY if self.broker.of_broker else CLOCK_LOOK_S
 
 
 class CronRunner:
@@ -173,7 +173,7 @@ class CronRunner:
     def _note_ahead(self, now: datetime) -> None:
         """Say once which schedules are silent for long, because a clock was ahead and has been put back."""
         seen = {one.name: seen for one in self.planned if self.serves(one) and (seen := self._states[one].seen)}
-        ahead = {name: until for name, until in seen.items() if until > now + AHEAD}
+        ahead = {name: until for name, until in seen.items() if until > now + MAX_AHEAD}
         if new := ahead.keys() - self._told_ahead:
             names = sorted(new)
             until = rfc3339(max(ahead[name] for name in names))
@@ -213,9 +213,9 @@ def silent_schedules(backend: QueueBackend, names: Collection[str]) -> Iterator[
 
 def check_grace(grace: float) -> float:
     """Return `grace`, or raise `ConfigurationError`: 0 to 43,200 seconds."""
-    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE:
+    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= MAX_GRACE_S:
         raise ConfigurationError(
-            f"the grace for missed firings is 0 to {LONGEST_GRACE:.0f} seconds (12 hours), not {grace!r}: what fired is"
+            f"the grace for missed firings is 0 to {MAX_GRACE_S:.0f} seconds (12 hours), not {grace!r}: what fired is"
             " remembered for a day only"
         )
     return float(grace)

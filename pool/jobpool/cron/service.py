@@ -42,9 +42,9 @@ from jobpool.message.masking import Masker
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.telemetry.logs import JOB_LOG
 
-RETRY_FIRST = 1.0
-RETRY_LONGEST = 30.0  # seconds between two tries while the broker is silent: doubling from the one to the other
-SHORTEST_SLEEP = 0.001  # seconds: a timer that ends a hair too early must not make a busy loop
+FIRST_RETRY_PAUSE_S = 1.0
+MAX_RETRY_PAUSE_S = 30.0  # seconds between two tries while the broker is silent: doubling from the one to the other
+MIN_SLEEP_S = 0.001  # seconds: a timer that ends a hair too early must not make a busy loop
 
 MAX_OUTPUT_LINES = 100  # of one inline run that go to the log
 
@@ -168,12 +168,12 @@ class CronLoop:
     def _until_due(self) -> float:
         """Return seconds until the next instant that is not yet there; one that is undecided has its own pause."""
         patience, now = self._runner.time.check_interval, self._runner.time.now()
-        patience = max(patience, RETRY_LONGEST) if self._retries else patience  # to look is to try again
+        patience = max(patience, MAX_RETRY_PAUSE_S) if self._retries else patience  # to look is to try again
         due = self._runner.next_due(now if self._retries else None)
-        return patience if due is None else min(max((due - now).total_seconds(), SHORTEST_SLEEP), patience)
+        return patience if due is None else min(max((due - now).total_seconds(), MIN_SLEEP_S), patience)
 
     def _pause(self) -> float:
-        pause = min(RETRY_LONGEST, RETRY_FIRST * 2.0 ** min(self._retries, 10))
+        pause = min(MAX_RETRY_PAUSE_S, FIRST_RETRY_PAUSE_S * 2.0 ** min(self._retries, 10))
         self._retries += 1
         return pause * random.uniform(0.75, 1.0)
 

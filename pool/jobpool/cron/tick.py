@@ -17,7 +17,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
 from jobpool.client.worker import JobFailedError, run_inline
 from jobpool.cron.firing import MOMENT, Due, Firing, FiringStatus, decide, firing_key
-from jobpool.cron.records import BEHIND, Owner, Record, ScheduleStates
+from jobpool.cron.records import REREAD_AFTER_S, Owner, Record, ScheduleStates
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import OUTAGES, BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
@@ -178,7 +178,7 @@ class Tick:
         if self._read_at is None:
             return False
         now = self._clock()
-        if (now - self._read_at).total_seconds() > BEHIND:
+        if (now - self._read_at).total_seconds() > REREAD_AFTER_S:
             try:
                 self._states.read(now)
                 self._read_at = now

@@ -19,7 +19,7 @@ from support.cronrig import START, CronRig, text, told
 from support.waiting import wait_until
 
 from jobpool.cron.firing import Firing, FiringStatus
-from jobpool.cron.service import RETRY_LONGEST, CronLoop, Stop, report
+from jobpool.cron.service import MAX_RETRY_PAUSE_S, CronLoop, Stop, report
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.message.guards import Rate
@@ -106,7 +106,7 @@ def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
     assert rig.queued()[0] == ("a", text(0))
     assert {("a", text(number)) for number in (4, 5, 6)} <= set(rig.queued())
     assert len(rig.queued()) == len(set(rig.queued()))
-    assert RETRY_LONGEST * 0.75 <= max(sleeper.slept) <= RETRY_LONGEST
+    assert MAX_RETRY_PAUSE_S * 0.75 <= max(sleeper.slept) <= MAX_RETRY_PAUSE_S
     said = [record.getMessage() for record in lines if record.levelno > logging.DEBUG]
     assert said[0] == "schedule fired"
     assert said[1] == "cron is ready"

@@ -29,7 +29,7 @@ from jobpool.telemetry.metrics.catalogue import (
     MetricsCollector,
 )
 
-MOST_SERIES = 1000  # sets of labels that a metric, or that queues and handlers together, can have
+MAX_SERIES = 1000  # sets of labels that a metric, or that queues and handlers together, can have
 OTHER = "other"  # the label of what goes beyond
 UNCOUNTED = "an event of the pool could not be counted"
 
@@ -115,7 +115,7 @@ class Snapshot(Struct, frozen=True):
 class MemoryMetrics(MetricsCollector):
     """The pool's counts in memory. Label sets beyond `most_series` (>= 1) count under `other`; gauges have all."""
 
-    def __init__(self, most_series: int = MOST_SERIES) -> None:
+    def __init__(self, most_series: int = MAX_SERIES) -> None:
         self._most = most_series
         self._values: dict[Metric, dict[Labels, float]] = {}
         self._histograms: dict[Metric, dict[Labels, Histogram]] = {}

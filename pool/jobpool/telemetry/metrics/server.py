@@ -1,6 +1,6 @@
 """Serves `/metrics`, `/livez` and `/readyz` from a thread of the master: the standard library's server, on a leash.
 
-A connection has `PATIENCE` seconds from its first byte to its last, at most `MOST_CONNECTIONS` are served at a time,
+A connection has `REQUEST_TIMEOUT_S` from its first byte to its last, at most `MAX_CONNECTIONS` are served at a time,
 and each answers one request. A new connection takes the place of the oldest one that has not sent its request yet. So
 clients that are slow, silent or many keep nobody from these pages, and the pool from nothing.
 """
@@ -20,10 +20,10 @@ from typing import Any
 from jobpool.errors import PASSING, ConfigurationError, JobpoolError
 from jobpool.telemetry.metrics.pages import Page, View, text_page
 
-PATIENCE = 5.0  # seconds for a whole request and its answer
-MOST_CONNECTIONS = 16
-LOOK_ROUND = 0.25  # seconds between two looks for connections whose time is up
-CLOSE_LIMIT = 2.0
+REQUEST_TIMEOUT_S = 5.0  # seconds for a whole request and its answer
+MAX_CONNECTIONS = 16
+LOOK_PAUSE_S = 0.25  # seconds between two looks for connections whose time is up
+CLOSE_TIMEOUT_S = 2.0
 ACCEPT_PAUSE_S = 0.1  # after a connection that could not be accepted: for lack of a descriptor, it fails again at once
 RESTART_PAUSE_S = 1.0
 ROOM_LIMIT_S = 1.0  # for which a new connection waits until threads have ended that were hung up on
@@ -73,24 +73,24 @@ class Server(ThreadingMixIn, TCPServer):
         self._thread.start()
 
     def close(self) -> None:
-        """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_LIMIT` at most."""
+        """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_TIMEOUT_S` at most."""
         self._closing.set()
         if self._thread.is_alive():
             self.shutdown()
-            self._thread.join(CLOSE_LIMIT)
+            self._thread.join(CLOSE_TIMEOUT_S)
         self.server_close()
         with self._changed:
             left = list(self._open.items())
             for request, _ in left:
                 self._hang_up(request)
-        give_up = time.monotonic() + CLOSE_LIMIT
+        give_up = time.monotonic() + CLOSE_TIMEOUT_S
         for _, one in left:
             one.thread.join(max(0.0, give_up - time.monotonic()))
 
     def _serve(self) -> None:
         while not self._closing.is_set():
             try:
-                self.serve_forever(LOOK_ROUND)
+                self.serve_forever(LOOK_PAUSE_S)
             except Exception:
                 log.exception("the metrics server has failed; it is started again", extra={"limit": "metrics server"})
                 self._closing.wait(RESTART_PAUSE_S)
@@ -109,7 +109,7 @@ class Server(ThreadingMixIn, TCPServer):
             if not self._make_room():
                 self.shutdown_request(request)
                 return
-            self._open[request] = _Connection(time.monotonic() + PATIENCE, thread)
+            self._open[request] = _Connection(time.monotonic() + REQUEST_TIMEOUT_S, thread)
         try:
             thread.start()
         except BaseException:
@@ -119,14 +119,14 @@ class Server(ThreadingMixIn, TCPServer):
     def _make_room(self) -> bool:
         """Return False if every connection is being answered, or too many threads have not ended yet."""
         served = [(request, one) for request, one in self._open.items() if not one.is_over]
-        if len(served) < MOST_CONNECTIONS:
+        if len(served) < MAX_CONNECTIONS:
             return True
         oldest = next((request for request, one in served if one.is_idle), None)
         if oldest is None:
             return False
         self._hang_up(oldest)
         # On a busy machine many threads may have been hung up on, and not have come to their end.
-        return self._changed.wait_for(lambda: len(self._open) < 2 * MOST_CONNECTIONS, ROOM_LIMIT_S)
+        return self._changed.wait_for(lambda: len(self._open) < 2 * MAX_CONNECTIONS, ROOM_LIMIT_S)
 
     def _answer(self, request: Any, client_address: Any) -> None:
         try:
@@ -165,7 +165,7 @@ class Server(ThreadingMixIn, TCPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = PATIENCE
+    timeout = REQUEST_TIMEOUT_S
     server_version = "jobpool"
     sys_version = ""
 
