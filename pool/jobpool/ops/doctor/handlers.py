@@ -147,12 +147,6 @@ def _permissions(settings: Settings) -> Iterator[Finding]:
         yield _warning(found, why, "name the smallest blocks that will do")
 
 
-def _last_words(printed: str) -> str:
-    """Return the last line that a process has printed, as the end of a sentence; "" = it has printed none."""
-    lines = [line for line in map(str.strip, printed.splitlines()) if line]
-    return f", and its last words were: {lines[-1][:MAX_HEADLINE_CHARS]}" if lines else ""
-
-
 def _hangs(settings: Settings, stack: str) -> Finding:
     """Return the finding of an import that takes too long. `stack`: of the fault handler, the main thread last."""
     lines = innermost(stack.strip().rpartition("\n\n")[2])
@@ -187,7 +181,9 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
             return _hangs(settings, done.stderr)
         code = done.returncode
         end = f"was killed by {signal_name(-code)}" if code < 0 else f"ended its process with status {code}"
-        told = {"error": f"while it was imported, the app {end}{_last_words(done.stderr)}"}
+        lines = [line for line in map(str.strip, done.stderr.splitlines()) if line]
+        end += f", and its last words were: {lines[-1][:MAX_HEADLINE_CHARS]}" if lines else ""
+        told = {"error": f"while it was imported, the app {end}"}
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
         return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)

@@ -25,9 +25,7 @@ Silent = Callable[[QueueBackend, Collection[str]], Iterable[Finding]]
 """Returns findings about the schedules of these names that fire nothing because a clock was ahead."""
 
 
-def examine(
-    settings: Settings, handlers: Sequence[HandlerInfo], silent: Silent | None = lambda *_: ()
-) -> Iterator[Finding]:
+def examine(settings: Settings, handlers: Sequence[HandlerInfo], silent: Silent | None) -> Iterator[Finding]:
     """Yield what waits, or would wait. Unless `silent` is None it asks the broker, which blocks for a round trip a
     queue.
     """
