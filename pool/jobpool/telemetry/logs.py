@@ -94,9 +94,8 @@ class LineHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record. Called by logging, under the handler's lock."""
         try:
-            if self._background is not None and record.name == JOB_LOG and self._background.is_crowded:
-                self._background.refuse()  # a handler's lines leave room for the pool's own
-                return
+            if self._background is not None and record.name == JOB_LOG and self._background.refuses():
+                return  # a handler's lines leave room for the pool's own
             line = self.format(record) + self.terminator
             self.stream.write(f"\r\x1b[K{line}{self._status}" if self._status else line)
             self.flush()
@@ -196,14 +195,13 @@ class BackgroundStream(io.TextIOBase):
             self._changed.notify()
         return len(text)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Return whether more than half of what is kept for a slow reader is there."""
-        return self._size > MAX_UNWRITTEN_BYTES // 2
-
-    def refuse(self) -> None:
+    def refuses(self) -> bool:
+        """Leave a line out if more than half of what is kept for a slow reader is there; return whether it is so."""
+        if self._size <= MAX_UNWRITTEN_BYTES // 2:
+            return False
         with self._changed:
             self._left_out += 1
+        return True
 
     def finish(self, limit: float) -> None:
         """Write what is left, and leave out whatever comes later. Blocks for at most `limit` seconds."""
