@@ -51,7 +51,6 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
     supports_defer = True
     supports_async_task = True
     supports_priority = True
-    supports_get_result = False
 
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
@@ -71,7 +70,12 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         blocks for one round trip to the broker.
         """
         self.validate_task(task)
-        _check_name(task)
+        try:
+            found = running.find(task.module_path)
+        except (LookupError, TypeError) as error:
+            raise InvalidTask(str(error)) from None
+        if found.func is not task.func:  # so a worker would run that one
+            raise InvalidTask(f"{task.module_path} is another task: give each function a name of its own")
         running.check_arguments(task, args, kwargs)
         result = running.new_result(task, secrets.token_hex(8), list(args), dict(kwargs), self.alias)
         job = self._define(result)
@@ -178,13 +182,3 @@ def entries() -> list[JobpoolBackend]:
     """Return the entries of TASKS that are of jobpool, `default` before the others."""
     found = [backend for backend in task_backends.all() if isinstance(backend, JobpoolBackend)]
     return sorted(found, key=lambda backend: backend.alias != "default")
-
-
-def _check_name(task: Any) -> None:
-    """Raise `InvalidTask` if a worker would not find this task under its module and name."""
-    try:
-        found = running.find(task.module_path)
-    except (LookupError, TypeError) as error:
-        raise InvalidTask(str(error)) from None
-    if found.func is not task.func:
-        raise InvalidTask(f"{task.module_path} is another task: give each function a name of its own")
