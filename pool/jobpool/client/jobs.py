@@ -288,8 +288,7 @@ class Jobs:
             reason: For people, who see it in `jobpool stats`.
             until: An aware time, or seconds from now; None = until `resume`, a year at most.
 
-        Raises as `backend`, `InvalidJob` for a wrong argument, and `Unsupported` where no key store is
-        (docs/control.md).
+        Raises as `backend`, `InvalidJob` for a wrong argument, `Unsupported` without a key store (docs/control.md).
         """
         check_queue(queue)
         check_text(reason, "reason")

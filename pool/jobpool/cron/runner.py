@@ -60,8 +60,7 @@ class CronRunner:
 
         CronRunner(scheduler, open_backend("redis://localhost/0")).run()      # each minute, or as often as you like
 
-    `jobpool cron run` does that, at the right moments. Every `now` is aware; one that is not raises
-    `ConfigurationError`.
+    `jobpool cron run` does that, at the right moments. A `now` without a time zone raises `ConfigurationError`.
 
     Args:
         schedulers: One, or several that are one plan together.

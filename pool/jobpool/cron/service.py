@@ -128,10 +128,7 @@ class Stop:
 
 
 class CronLoop:
-    """A loop that runs a `CronRunner` at the right moments.
-
-    `tell` is called with the firings of each tick.
-    """
+    """A loop that runs a `CronRunner` at the right moments, and tells `tell` the firings of each turn."""
 
     def __init__(self, runner: CronRunner, sleeper: Stop, tell: Callable[[Sequence[Firing]], object]) -> None:
         self._runner = runner
@@ -221,10 +218,9 @@ def say_output(firing: Firing, options: ChildOptions) -> None:
 
 
 def schedules_of(options: ChildOptions, *, may_be_empty: bool = False) -> list[Scheduler]:
-    """Import the app; the schedulers that it has made. Blocks for the import.
+    """Import the app, and return the schedulers that it has made. Blocks for the import.
 
-    Raises `ConfigurationError`: it names no app, the app does not import, or it declares no schedule, unless it
-    `may_be_empty`.
+    Raises `ConfigurationError`: no app is named, it does not import, or it has no schedule, unless it `may_be_empty`.
     """
     if not options.apps:
         raise ConfigurationError(NO_APP)
