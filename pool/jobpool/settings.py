@@ -45,6 +45,8 @@ KUBERNETES = re.compile(
 )
 """Variables that Kubernetes puts into every container beside a service that is called `jobpool` or `jobpool-…`."""
 
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
 ANY_COMMAND = "*"  # among the allowed shell commands: any program
 
 
@@ -308,7 +310,7 @@ class Settings:
     )
     signing_key_file: Path | None = _common(PATH, "File with one signing key a line, in place of `signing_key`.")
     log_level: str = _common(
-        one_of("debug", "info", "warning", "error", "critical"),
+        one_of(*LOG_LEVELS),
         "Lowest level of log lines.",
         "info",
         flags=("-l", "--log-level"),
@@ -368,8 +370,6 @@ def _settings() -> dict[str, Setting]:
 
 SETTINGS: Mapping[str, Setting] = _settings()  # key → setting, in the order of `--help` and of the docs
 
-KEYS = frozenset(SETTINGS)
-
 MEANT: Mapping[str, str] = {
     "broker": "backend",
     "concurrency": "workers",
@@ -410,20 +410,17 @@ REMOVED: Mapping[str, str] = {
 """Settings of former versions → what to write in place of each."""
 
 
-def load(
-    flags: Mapping[str, Any] | None = None, *, config: str | os.PathLike[str] | None = None, start: Path | None = None
-) -> Settings:
+def load(flags: Mapping[str, Any] | None = None, *, config: str | os.PathLike[str] | None = None) -> Settings:
     """Return the settings that apply. `flags` with the value None count as not given.
 
     Args:
         flags: Keys of `Settings`, from the command line; text or typed.
         config: The configuration file; None = JOBPOOL_CONFIG, else search (see `find_config`).
-        start: Where the search begins; None = the working directory.
 
     Raises:
         ConfigurationError: A key is unknown, or a value cannot be used; one sentence for each, with its source.
     """
-    file = find_config(config, start)
+    file = find_config(config)
     for key in file.values:
         _check_key(key, f"{file.path}: {key!r}")
     given = {key: (f"{file.path}: {key}", value) for key, value in file.values.items()} | _environment(file)
@@ -458,9 +455,9 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
     """Raise `ConfigurationError` unless it is a setting. `prefix`: of variables, which are in capitals."""
     if key in REMOVED:
         raise ConfigurationError(removed(source, key))
-    if key not in KEYS:
+    if key not in SETTINGS:
         # Without the prefix, which makes any two alike.
-        near = MEANT.get(key.replace("-", "_")) or nearest_word(key, KEYS)
+        near = MEANT.get(key.replace("-", "_")) or nearest_word(key, SETTINGS)
         near = f"{prefix}{near.upper()}" if near and prefix else near
         hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigurationError(f"{source} is not a setting of jobpool{hint}")
@@ -472,7 +469,7 @@ def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:
     for variable, text in os.environ.items():
         word = variable.removeprefix(PREFIX)
         key = word.lower()
-        if word == variable or (key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.match(f"{word}={text}"))):
+        if word == variable or (key not in SETTINGS and (word in NOT_SETTINGS or KUBERNETES.match(f"{word}={text}"))):
             continue
         _check_key(key, f"environment variable {variable}", PREFIX)
         # An empty variable is how compose files spell "not set"; without its keys signing would silently be off.

@@ -21,7 +21,7 @@ from typing import Any
 from jobpool.broker.opening import open_backend
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
-from jobpool.cron.service import CronLoop
+from jobpool.cron.service import CronLoop, Stop
 from jobpool.message.context import JobContext
 
 MOST = 8
@@ -71,7 +71,7 @@ class DrivenClock:
         return self._page.get(_BASE) + self._page.get(_PASSED) + self._page.get(_OFFSET + self._number)
 
 
-class DrivenSleeper:
+class DrivenSleeper(Stop):
     """Waits until the driven time has come; says on the page how far it is, and not that it has woken up for more."""
 
     def __init__(self, page: Page, number: int) -> None:

@@ -16,7 +16,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.message.definition import JobDefinition
 from jobpool.ops.health import look
-from jobpool.telemetry.logs import RateLimit
+from jobpool.telemetry.logs import BURST_WINDOW_S, MAX_BURST_LINES
 from jobpool.telemetry.metrics.pages import MISSED
 from support.faultmoves import fed, in_time
 from support.poolrig import LIMIT, PoolProcess, Rig
@@ -105,8 +105,7 @@ class Cost:
 
     def flood(self) -> dict[str, int]:
         """Events that were told more often than thinning lets through, however long a slow machine took over it."""
-        thinned = RateLimit()
-        most = thinned.burst * (1 + math.ceil(self.seconds / thinned.window))
+        most = MAX_BURST_LINES * (1 + math.ceil(self.seconds / BURST_WINDOW_S))
         return {event: times for event, times in self.told.items() if times > most}
 
 

@@ -23,7 +23,7 @@ from jobpool.broker.filters import matching
 from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
 from jobpool.cli import messages
 from jobpool.cli.messages import declare_queues, queue_term, read_filter, terms_argument
-from jobpool.cli.options import Command, as_json, confirmed, option
+from jobpool.cli.options import Command, Function, as_json, confirmed, option
 from jobpool.cli.output import answered, note, plural, say
 from jobpool.cli.session import INTERRUPTED, Session
 from jobpool.errors import JobpoolError, Unsupported
@@ -32,15 +32,14 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.cli.options import Function
 
-EXAMPLES = 5
-LOOK = 100  # messages among which jobs are sought for examples: posted ones may stand before them
-CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
+MAX_EXAMPLES = 5
+MAX_LOOKED_AT = 100  # messages among which jobs are sought for examples: posted ones may stand before them
+MAX_COUNTED = 100_000  # counting stops here, so that a look costs little however long the queue is
 BATCH = 1000
 WORDS = {"delete": ("purge", "purged"), "cancel": ("cancel", "cancelled"), "edit": ("edit", "edited")}
 MIN_RATE, MAX_RATE = 0.001, 10**9  # messages a minute
-TICK = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
+RATE_TICK_S = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
 
 
 def selecting(function: Function) -> Function:
@@ -153,7 +152,7 @@ def _carry_out(
 
 
 def confirm_and_run(sweep: Sweep, asked: dict[str, Any], members: int = 0) -> None:
-    """Do it once it is confirmed. `matched`, in JSON: messages by the look before; beyond `CAP`, what was changed.
+    """Do it once it is confirmed. `matched`, in JSON: messages by the look before, or if more, those changed.
 
     `members`: of batches, which a dry run has counted beside these.
     """
@@ -221,20 +220,20 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
         for line in sweep.counted:
             tell(f"  {line}")
         return
-    most, jobs_only = min(EXAMPLES, count), isinstance(sweep, Answered)
+    most, jobs_only = min(MAX_EXAMPLES, count), isinstance(sweep, Answered)
     where = structs.replace(sweep.where, ids=sweep.going[:most]) if isinstance(sweep, AllButNewest) else sweep.where
-    page = sweep.backend.list_messages(where, limit=LOOK if jobs_only else most)
+    page = sweep.backend.list_messages(where, limit=MAX_LOOKED_AT if jobs_only else most)
     examples = [message for message in page if message.handler or not jobs_only][:most]
     for message in examples:
         ident, state, queue, handler, _, attempts, _, age, why = messages.row(sweep.backend.time, message)
         shown = f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}"
         tell(one_line(shown).rstrip())
     if count > len(examples):
-        tell(f"  … and {'at least ' if count >= CAP else ''}{count - len(examples):,} more")
+        tell(f"  … and {'at least ' if count >= MAX_COUNTED else ''}{count - len(examples):,} more")
 
 
 def _about(count: int) -> str:
-    return ("at least " if count >= CAP else "") + plural(count, "message")
+    return ("at least " if count >= MAX_COUNTED else "") + plural(count, "message")
 
 
 @dataclass(slots=True)
@@ -251,22 +250,20 @@ class Sweep:
     bar: Any = None  # of its progress, while one is shown
 
     def count(self) -> int:
-        """Count the matching messages; `CAP` = at least that number."""
-        return self.backend.count(self._still_there(), cap=CAP)
+        """Count the matching messages; `MAX_COUNTED` = at least that number."""
+        return self.backend.count(self._still_there(), cap=MAX_COUNTED)
 
     def run(self, count: int, word: str) -> int:
         """Do it to all of them, `count` by the last look; how many it changed. Blocks for as long as the rate says.
 
-        Raises:
-            JobpoolError: The broker is away. The number of those done is told.
-            click.exceptions.Exit: Ctrl-C; the same.
+        Raises `JobpoolError`: the broker is away; `click.exceptions.Exit`: Ctrl-C. Before, it tells how many are done.
         """
         so_far = "{} {} so far; the same command goes on with the rest".format
         is_watched = sys.stderr.isatty() and (self.rate is not None or count > BATCH)
         self.bar = click.progressbar(length=count, file=sys.stderr) if is_watched else None
         try:
             with self.bar or contextlib.nullcontext():
-                while self._round(count) and count >= CAP:
+                while self._round(count) and count >= MAX_COUNTED:
                     count = self.count()
         except KeyboardInterrupt:
             note(f"\ninterrupted: {so_far(plural(self.done, 'message'), word)}")
@@ -279,7 +276,7 @@ class Sweep:
 
     def _round(self, most: int) -> bool:
         """Do up to `most` messages, and return True if there were that many."""
-        size = BATCH if self.rate is None else max(1, int(self.rate / 60 * TICK))
+        size = BATCH if self.rate is None else max(1, int(self.rate / 60 * RATE_TICK_S))
         left = most
         while left > 0:
             begun = time.monotonic()
@@ -364,17 +361,14 @@ class WholeQueues(Sweep):
 
 @dataclass(slots=True)
 class Answered(Sweep):
-    """A cancel or an edit, which answers for each message: all went well if the answer is the second of its `WORDS`.
-
-    `answers`: how many there were of each.
-    """
+    """A cancel or an edit, which answers for each message: all went well if the answer is the second of its `WORDS`."""
 
     act: Callable[[MessageFilter], Counter[Any]] = lambda _: Counter()
-    answers: Counter[Any] = field(default_factory=Counter)
+    answers: Counter[Any] = field(default_factory=Counter)  # how many there were of each
 
     def count(self) -> int:
         """Count the matching jobs: posted messages, which have no handler, are left alone."""
-        count = self.backend.count(self._still_there(), cap=CAP)
+        count = self.backend.count(self._still_there(), cap=MAX_COUNTED)
         if not count or self.where.handler or not self.backend.capabilities.key_store:
             return count
         return count - self.backend.count(structs.replace(self._still_there(), handler=""), cap=count)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
@@ -13,19 +11,18 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
-from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
+from jobpool.broker.claim_store import MOST_MESSAGES, Deleted, HeldClaim
 from jobpool.cli.enqueue import json_lines, json_or_text
 from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answered, columns, note, plural, say, table
 from jobpool.cli.session import Session
-from jobpool.errors import JobpoolError, MalformedEnvelope
+from jobpool.errors import MalformedEnvelope
 from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.broker_time import BrokerTime
-    from jobpool.broker.claim_store import HeldClaim
     from jobpool.client.claims import Claim, ClaimMessage, Queue
 
 MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
@@ -65,7 +62,7 @@ def post(
     if "-" in messages:
         raise click.UsageError("`-` is not a message: --file - reads stdin, and '\"-\"' is that text")
     values = map(json_or_text, messages) if file is None else (value for _, value in json_lines(file))
-    with session.broker(makes=True) as backend, _wrong_usage():
+    with session.broker(makes=True) as backend:
         batches = _select(backend, queue).post_in_batches(values, ttl, delay)
         answer_ids(batches, "message", "posted")
 
@@ -118,7 +115,7 @@ def pop(session: Session, queue: str, limit: int) -> None:
 
     Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
     """
-    with session.broker(makes=True) as backend, _wrong_usage():
+    with session.broker(makes=True) as backend:
         taken = _select(backend, queue).pop(limit)
     if answered([_message_values(message) for message in taken]):
         return
@@ -148,8 +145,7 @@ def create(session: Session, queue: str, limit: int, ttl: float, grace: float, m
     release the rest. With --json the answer is null if no message is free.
     """
     with session.broker(makes=True) as backend:
-        with _wrong_usage():
-            found = _select(backend, queue, max_claims).claim(limit, ttl, grace)
+        found = _select(backend, queue, max_claims).claim(limit, ttl, grace)
         if found is not None:
             _show(found, backend.time)
             return
@@ -177,8 +173,7 @@ def renew(session: Session, queue: str, ident: str, ttl: float | None, grace: fl
     """Hold the messages of a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
         claim = _select(backend, queue).get_claim(ident)
-        with _wrong_usage():
-            claim.renew(ttl, grace)
+        claim.renew(ttl, grace)
         if not answered(_claim_values(claim)):
             note(f"{plural(len(claim), 'message')} held for {format_duration(claim.ttl)} from now")
 
@@ -214,17 +209,6 @@ def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
     return Queue(lambda: backend, queue, max_claims)
 
 
-@contextmanager
-def _wrong_usage() -> Iterator[None]:
-    """Raise `click.UsageError`, with the bound, for a number out of its bounds."""
-    try:
-        yield
-    except JobpoolError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def _message_row(time: BrokerTime, message: ClaimMessage, *, claimed: bool = False) -> list[str]:
     now = time.now()
     left = "" if message.ends_at is None else format_duration(max(0.0, message.ends_at - now))
@@ -256,7 +240,7 @@ def _show(claim: Claim, time: BrokerTime) -> None:
         return
     say(f"claim {claim.id}")
     note(
-        f"queue {claim.queue.name}, age {_age(claim.age)}, held for {format_duration(claim.ttl)},"
+        f"queue {claim.queue.name}, age {format_duration(claim.age)}, held for {format_duration(claim.ttl)},"
         f" grace {format_duration(claim.grace)}"
     )
     table(MESSAGES, [_message_row(time, message) for message in claim.messages])
@@ -272,10 +256,4 @@ def _held_values(held: HeldClaim) -> dict[str, Any]:
 
 
 def _held_row(held: HeldClaim) -> list[str]:
-    times = (_age(held.age), format_duration(held.ttl), format_duration(held.grace))
-    return [held.id, held.queue, f"{held.count:,}", *times]
-
-
-def _age(seconds: int) -> str:
-    """Return an age in whole seconds, as the broker tells it."""
-    return f"{seconds}s" if seconds < 60 else format_duration(seconds)
+    return [held.id, held.queue, f"{held.count:,}", *map(format_duration, (held.age, held.ttl, held.grace))]

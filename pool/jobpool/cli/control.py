@@ -20,14 +20,13 @@ from jobpool.cli.messages import declare_queues, moment
 from jobpool.cli.options import SIGNER, Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answered, asks_json, columns, note, plural, say
 from jobpool.cli.session import Session
+from jobpool.message.batches import BatchStatus
 from jobpool.message.names import check_queue, nearest_or_all
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.control import PoolRecord
-    from jobpool.message.batches import BatchStatus
 
 LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`, `edit` and `pools drain`
 
@@ -110,7 +109,7 @@ def pools_list(session: Session) -> None:
     answer(found, asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
 
 
-def _row(pool: PoolRecord, now: float) -> list[str]:
+def _row(pool: control.PoolRecord, now: float) -> list[str]:
     margin = "-" if pool.lease_margin is None else format_duration(max(0.0, pool.lease_margin))
     return [
         *(pool.id, pool.name, pool.host, str(pool.pid), "SILENT" if pool.silent else pool.state),

@@ -16,7 +16,7 @@ import click
 from msgspec import structs
 
 from jobpool.cli.main import logged_failure
-from jobpool.cli.options import COMMON_KEYS, Command, as_json, option, refuse, setting
+from jobpool.cli.options import COMMON_KEYS, Command, Function, as_json, option, refuse, setting
 from jobpool.cli.output import answer, asks_json, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -25,7 +25,6 @@ from jobpool.message.names import nearest_or_all
 from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
-    from jobpool.cli.options import Function
     from jobpool.cron.firing import Firing
     from jobpool.cron.records import Record
     from jobpool.cron.scheduler import Planned, Scheduler

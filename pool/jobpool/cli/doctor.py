@@ -45,7 +45,7 @@ def doctor(session: Session, strict: bool, ignore: tuple[str, ...], **flags: Any
         with contextlib.suppress(ConfigurationError):  # a missing file is a finding
             apps[index] = find_app(app, sys_path)
     settings = replace(settings, apps=tuple(apps))
-    for finding in examine(settings, sys_path=sys_path, config=config, silent=silent_schedules):
+    for finding in examine(settings, sys_path, config, silent_schedules):
         if finding.check in ignore:
             ignored.add(finding.check)
             continue

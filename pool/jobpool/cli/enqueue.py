@@ -176,9 +176,7 @@ def read_payload(words: tuple[str, ...], fits: Callable[[str, Any], bool] | None
     """Return the payload that these words spell: one JSON value, or key=value words; none = an empty object.
 
     `fits`: whether a value suits a key. A word that does so only as it stands is text, though it can be read as JSON.
-
-    Raises:
-        click.UsageError: They are neither.
+    Raises `click.UsageError`: the words are neither.
     """
     if len(words) == 1 and ("=" not in (text := words[0]) or text.lstrip()[:1] in ("{", "[", '"')):
         try:

@@ -17,9 +17,9 @@ from jobpool.message.guards import MOST_LINES
 from jobpool.message.names import nearest
 from jobpool.message.outcome import Status
 from jobpool.message.printable import headline, json_text, printable
+from jobpool.message.setting_types import History
 
 if TYPE_CHECKING:
-    from jobpool.message.setting_types import History
     from jobpool.telemetry.history.places import Place
     from jobpool.telemetry.metrics.rollup import Row
 
@@ -116,7 +116,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     said = shortened(headline(row["error"]) or str(row["output"] or ""), MAX_FIELD_CHARS)
     took = "-" if row["duration"] is None else f"{row['duration']:.3f}"
     began = moment(row["start"]) or "-"
-    return [began, *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
+    text = {field: "" if value is None else str(value) for field, value in row.items()}
+    return [began, text["status"], text["id"], text["attempt"], took, text["queue"], text["job"], said]
 
 
 def _tell(row: dict[str, Any]) -> None:
@@ -126,15 +127,9 @@ def _tell(row: dict[str, Any]) -> None:
         if field == "duration" and value is not None:
             value = f"{value:.6f} s"
         text = value if isinstance(value, str) else json_text(value)
-        first, *more = printable(text).rstrip("\n").split("\n")
-        say(f"{field:<10} {first}")
-        for line in more:
-            say(f"{'':<10} {line}")
+        shown = printable(text).rstrip("\n").replace("\n", f"\n{'':<10} ")
+        say(f"{field:<10} {shown}")
     say("")
-
-
-def _texts(row: dict[str, Any], *fields: str) -> list[str]:
-    return ["" if row[field] is None else str(row[field]) for field in fields]
 
 
 def _show_rollups(session: Session, asked: dict[str, Any]) -> None:

@@ -95,10 +95,8 @@ NEAR, VERY_NEAR = 0.5, 0.8
 class Verbs(click.Group):
     """A group of verbs, each imported when it is asked for. A verb may be left out, and its options stand before it.
 
-    Args:
-        places: Name → module of `jobpool.cli`, the command in it, and for the root what `--help` says of it.
-        others: The entry-point group of verbs that other packages bring; "" = none do. All that is installed is looked
-            through only for a name that is not known, and for all names.
+    `places`: name → module of `jobpool.cli`, the command in it, and for the root what `--help` says of it. `others`:
+    the entry-point group of verbs that other packages bring. It is read for a name that is not known, and for a list.
     """
 
     default = "list"
@@ -223,12 +221,8 @@ def arrange(
 ) -> list[str]:
     """Return `words` with the verb (or `default`) in front, and options that preceded it after it.
 
-    Args:
-        complete: The words are an unfinished line: where nothing is written yet, any verb may follow.
-        above: The group that this one is a verb of.
-
-    Raises:
-        click.UsageError: The first word after the options is not a verb; the text names the nearest one.
+    `complete`: the words are an unfinished line; where nothing is written yet, any verb may follow. `above`: the group
+    that this one is a verb of. Raises `click.UsageError`: the first word after the options is not a verb.
     """
     takes = _values_taken(_verb(group, default))
     place = _first_plain(words, takes)

@@ -18,14 +18,14 @@ from msgspec import structs
 
 from jobpool.broker import control
 from jobpool.broker.filters import BadFilter, matching, parse_filter
-from jobpool.broker.values import REAP_LIMIT, Leases, MessageFilter, ReapPolicy, State
-from jobpool.cli.options import BROKER, Command, as_json, bare_id, option, queue_option
+from jobpool.broker.values import REAP_LIMIT, Leases, Message, MessageFilter, QueueStats, ReapPolicy, State
+from jobpool.cli.options import Command, as_json, bare_id, option, queue_option
 from jobpool.cli.output import answer, answered, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
 from jobpool.message.death import Death, cause_headline, cause_values
 from jobpool.message.envelope import WIRE_VERSION, decode
-from jobpool.message.names import check_queue, nearest
+from jobpool.message.names import MAX_NAMED, check_queue, listed, nearest
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
 from jobpool.message.units import format_duration
@@ -33,8 +33,6 @@ from jobpool.message.units import format_duration
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.broker_time import BrokerTime
-    from jobpool.broker.control import Pause
-    from jobpool.broker.values import Message, QueueStats
 
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
@@ -260,7 +258,7 @@ def _describe(message: Message, values: dict[str, Any]) -> None:
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
-@click.command("stats", cls=Command, common=BROKER)
+@click.command("stats", cls=Command)
 @names_argument
 @names_option
 @as_json
@@ -294,11 +292,8 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> No
     served = {*+serving, settings.dead_letter_queue}
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
     if waits and backend.capabilities.exact_counts:  # else leased jobs count as waiting
-        some, others = waits[:10], f" and {len(waits) - 10:,} more" if len(waits) > 10 else ""
-        start = f"`jobpool --queue {','.join(some)}{'' if settings.apps else ' --app YOUR_APP'}`"
-        note(
-            f"no pool on this machine serves {', '.join(some)}{others}: their jobs wait until one does, such as {start}"
-        )
+        start = f"`jobpool --queue {','.join(waits[:MAX_NAMED])}{'' if settings.apps else ' --app YOUR_APP'}`"
+        note(f"no pool on this machine serves {listed(waits)}: their jobs wait until one does, such as {start}")
 
 
 @click.command("reap", cls=Command)
@@ -334,7 +329,7 @@ def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
     return [queue, *shown, "-" if counts.oldest is None else format_duration(counts.oldest), str(pools)]
 
 
-def _paused(pause: Pause | None) -> str:
+def _paused(pause: control.Pause | None) -> str:
     if pause is None:
         return "-"
     until = "" if pause.until is None else f"until {moment(pause.until)}"
@@ -354,12 +349,10 @@ def declare_queues(
 ) -> list[str]:
     """Tell a broker that cannot list its queues of the settings', for a verb that names none; return these.
 
-    Any other broker, and a verb with a `queue`, need none: []. `shows`: say which ones are shown.
+    Any other broker, and a verb with a `queue`, need none: []. `shows`: say which ones are shown. Blocks for a round
+    trip a queue, if at all.
 
-    Raises:
-        click.UsageError: One of those is not there, or one is `needed` and neither settings nor URL name any.
-
-    Blocks for a round trip a queue, if at all.
+    Raises `click.UsageError`: one of those is not there, or one is `needed` and neither settings nor URL name any.
     """
     if queue is not None or backend.capabilities.makes_queues:
         return []

@@ -174,11 +174,17 @@ def fit(columns: Sequence[Column], widths: list[int], room: int) -> list[int]:
     return fitted
 
 
-def _padded(text: str, width: int, right: bool) -> str:
+def cut(text: str, width: int) -> str:
+    """Return as much of a plain line as fits, with `…` for the rest."""
     if text_width(text) > width:
-        text = f"{text[: width - 1]}…"
-        while text_width(text) > width:
+        text = f"{text[: max(0, width - 1)]}…"
+        while text_width(text) > width and len(text) > 1:
             text = f"{text[:-2]}…"
+    return text
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    text = cut(text, width)
     room = " " * (width - text_width(text))
     return room + text if right else text + room
 

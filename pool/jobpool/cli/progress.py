@@ -25,8 +25,6 @@ REDRAW_PAUSE_S = 0.4
 LOG_PAUSE_S = 10.0
 BAR_CHARS = 30
 
-Tell = Callable[[PoolSample], object]
-
 log = logging.getLogger("jobpool.pool")
 
 
@@ -48,13 +46,12 @@ def expected(pool: Settings, queues: Sequence[str], ended: int) -> int | None:
 
 
 @contextmanager
-def progress(note: PoolFile, tell: Tell, pause: float, *, last: bool = False) -> Iterator[None]:
-    """Tell while the block runs.
+def progress(
+    note: PoolFile, tell: Callable[[PoolSample, HeaderView], object], pause: float, *, last: bool = False
+) -> Iterator[None]:
+    """Call `tell` every `pause` seconds while the block runs, on a thread; with `last` once more at the end.
 
-    Args:
-        note: Of the pool. Its scoreboard may appear later.
-        tell: Called on a thread, every `pause` seconds.
-        last: Tell once more at the end.
+    `note`: of the pool. Its scoreboard may appear later.
     """
     over = threading.Event()
 
@@ -63,7 +60,7 @@ def progress(note: PoolFile, tell: Tell, pause: float, *, last: bool = False) ->
             while not over.wait(pause) or last:
                 [sample] = watcher.sample()
                 if sample.header is not None and not sample.header.torn:
-                    tell(sample)
+                    tell(sample, sample.header)
                 if over.is_set():
                     break
 
@@ -81,13 +78,12 @@ def progress_bar(note: PoolFile, count: Callable[[int], int | None], lines: Line
     """Draw a bar below the log. `count` returns `expected` from the number that has ended; more may come."""
     since, total = time.monotonic(), None
 
-    def draw(sample: PoolSample) -> None:
+    def draw(_: PoolSample, header: HeaderView) -> None:
         nonlocal total
-        assert sample.header is not None
         if total is None:
-            total = count(done(sample.header))
+            total = count(done(header))
         if total is not None:
-            lines.status(bar(sample.header, total, time.monotonic() - since))
+            lines.status(bar(header, total, time.monotonic() - since))
 
     with progress(note, draw, REDRAW_PAUSE_S, last=True):
         yield
@@ -97,7 +93,7 @@ def progress_bar(note: PoolFile, count: Callable[[int], int | None], lines: Line
 @contextmanager
 def live_summary(note: PoolFile, lines: LineHandler) -> Iterator[None]:
     """Keep a summary below the log while the block runs."""
-    with progress(note, lambda sample: lines.status(summary(sample)), REDRAW_PAUSE_S):
+    with progress(note, lambda *now: lines.status(summary(*now)), REDRAW_PAUSE_S):
         yield
     lines.status(None)
 
@@ -107,16 +103,14 @@ def logged_summary(note: PoolFile, pause: float = LOG_PAUSE_S, *, awaits_delayed
     """Log a summary every `pause` seconds, while jobs run; with `awaits_delayed`, while jobs are delayed, too."""
     before, since = 0, time.monotonic()
 
-    def tell(sample: PoolSample) -> None:
+    def tell(sample: PoolSample, header: HeaderView) -> None:
         nonlocal before, since
-        assert sample.header is not None
-        now, ended = time.monotonic(), done(sample.header)
-        delayed = _delayed(sample.header)
+        now, ended, delayed = time.monotonic(), done(header), _delayed(header)
         if sample.busy or ended != before or (awaits_delayed and delayed):
             rate = round((ended - before) / max(0.001, now - since), 1)
-            waiting = {"waiting": sample.header.waiting} | ({"delayed": delayed} if delayed else {})
+            waiting = {"waiting": header.waiting} | ({"delayed": delayed} if delayed else {})
             fields = {"busy": sample.busy, **waiting, "done": ended, "jobs_per_second": rate}
-            log.info("at work", extra={"fields": fields | _troubles(sample.header)})
+            log.info("at work", extra={"fields": fields | _troubles(header)})
         before, since = ended, now
 
     with progress(note, tell, pause):
@@ -139,13 +133,11 @@ def bar(header: HeaderView, total: int, seconds: float) -> str:
     return shown + "".join(f"  {count:,} {word.replace('_', ' ')}" for word, count in _troubles(header).items())
 
 
-def summary(sample: PoolSample) -> str:
+def summary(sample: PoolSample, header: HeaderView) -> str:
     """Return the line: how busy the pool is, how many messages wait, are delayed and have reached their end, how fast.
 
     Parts that are not known yet are left out, and a rate of 0. The line is empty until the loop has published.
     """
-    header = sample.header
-    assert header is not None
     if not header.loop_at:
         return ""
     waiting = f"  {header.waiting:,} waiting" if header.waiting or header.depths else ""

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -18,22 +18,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from jobpool import __version__
+from jobpool.broker.config_file import SQLITE, ConfigFile
 from jobpool.cli import options
 from jobpool.cli.main import logged_failure
 from jobpool.cli.options import Command, option
-from jobpool.cli.session import Session, warn_of_secrets
+from jobpool.cli.session import Session, leave_at_once, warn_of_secrets
 from jobpool.errors import JobpoolError
+from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.config_file import ConfigFile
     from jobpool.ipc.fork_client import ForkServerClient
     from jobpool.master.serving import OtherPools
     from jobpool.ops.runtime_dir import PoolFile
-    from jobpool.settings import Settings
 
 LOOK_AGAIN_S = 0.1  # seconds between two looks whether a signal came before the pool takes them
 
@@ -95,12 +93,14 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
 
         watcher.watch(pool.apps, pool.sys_path)
     early.keep_looking(ctx)
-    _leave(_serve(pool, lines if progress else None, ctx.obj))
+    status = _serve(pool, lines if progress else None, ctx.obj)
+    # The end of the interpreter can crash on a thread that still waits for the broker. The pool waits for no thread
+    # that only sleeps in its backend: it would hold up each stop by half a second.
+    leave_at_once(status)
 
 
 def _tell_default(pool: Settings, config: ConfigFile) -> None:
     """Log which SQLite file a pool without a configured backend works on, if it is new or may not be meant."""
-    from jobpool.broker.config_file import SQLITE
     from jobpool.broker.opening import missing_database
 
     folders = {Path(app).resolve().parent for app in pool.apps if os.path.isabs(app)} - {config.directory.resolve()}
@@ -161,18 +161,6 @@ class _EarlyStop:
 def _pass_over(ignored: sys.UnraisableHookArgs) -> None:
     if ignored.exc_type is not SystemExit:
         sys.__unraisablehook__(ignored)
-
-
-def _leave(status: int) -> NoReturn:
-    """End the process without the end of the interpreter, which can crash on a thread that still waits for the broker.
-
-    The pool waits for no thread that only sleeps in its backend: it would hold up each stop by half a second.
-    """
-    from jobpool.ipc.postfork import flush_streams
-
-    logging.shutdown()  # writes what is left of the log
-    flush_streams()
-    os._exit(status)
 
 
 @contextlib.contextmanager

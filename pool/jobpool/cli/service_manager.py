@@ -28,15 +28,10 @@ MICROSECONDS = 1_000_000
 
 
 class Manager(Struct, frozen=True):
-    """A service manager that waits for messages.
+    """A service manager that waits for messages."""
 
-    Attributes:
-        address: Of its datagram socket: a path, or a name after `@`.
-        watchdog: Seconds after the last message after which it takes the pool for dead; 0 = never.
-    """
-
-    address: str
-    watchdog: float = 0.0
+    address: str  # of its datagram socket: a path, or a name after `@`
+    watchdog: float = 0.0  # seconds without a message after which it takes the pool for dead; 0 = never
 
     def send(self, lines: list[str]) -> None:
         """Send one message; one that cannot be sent is left out. Never blocks."""
@@ -60,8 +55,8 @@ def notifying(manager: Manager, note: PoolFile) -> Iterator[None]:
     """Tell the manager of the pool while the block runs, and that it stops at the end of it."""
     report = Report()
 
-    def tell(sample: PoolSample) -> None:
-        if sample.header is not None and (lines := report.next(sample.header, time.monotonic())):
+    def tell(_: PoolSample, header: HeaderView) -> None:
+        if lines := report.next(header, time.monotonic()):
             manager.send(lines)
 
     with progress(note, tell, min(WATCHDOG_LOOK_S, manager.watchdog / 4 or WATCHDOG_LOOK_S)):

@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 from jobpool.broker.config_file import SQLITE, ConfigFile, find_config, working_directory
 from jobpool.cli.output import note
 from jobpool.errors import ENQUEUE_LATER, NO_APP, ConfigurationError, JobpoolError
-from jobpool.settings import Settings, load
+from jobpool.settings import LOG_LEVELS, Settings, load
 from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
@@ -31,25 +31,28 @@ OWN_THREADS: set[threading.Thread] = set()
 """Threads that ran before an app was imported; empty = none was."""
 
 INTERRUPTED = 130  # exit code after Ctrl-C
-LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def leave(status: int) -> NoReturn:
     """End the process; without the end of the interpreter if an imported app left threads, for which that waits."""
     if OWN_THREADS and any(not thread.daemon for thread in set(threading.enumerate()) - OWN_THREADS):
-        from jobpool.ipc.postfork import flush_streams
-
-        flush_streams()
-        os._exit(status)
+        leave_at_once(status)
     sys.exit(status)
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """End the process without the end of the interpreter; what is left of logs and streams is written."""
+    from jobpool.ipc.postfork import flush_streams
+
+    logging.shutdown()
+    flush_streams()
+    os._exit(status)
 
 
 class Session:
     """One call of the command line.
 
-    Args:
-        flags: The common flags, as they were typed; None = not given.
-        louder: How many `-v`, less how many `-q`.
+    `flags`: the common ones, as they were typed; None = not given. `louder`: how many `-v`, less how many `-q`.
     """
 
     def __init__(self, flags: Mapping[str, str | None], louder: int) -> None:
@@ -82,8 +85,8 @@ class Session:
         """Return the level that -v and -q make of `configured`; -l is final."""
         if self.flags["log_level"] is not None:
             return configured
-        place = LEVELS.index(configured) - self._louder
-        return LEVELS[min(max(place, 0), len(LEVELS) - 1)]
+        place = LOG_LEVELS.index(configured) - self._louder
+        return LOG_LEVELS[min(max(place, 0), len(LOG_LEVELS) - 1)]
 
     @contextlib.contextmanager
     def broker(self, *, makes: bool = False) -> Iterator[QueueBackend]:
@@ -172,10 +175,8 @@ def search_path(config_directory: Path) -> tuple[str, ...]:
 def check_apps(pool: Settings) -> Settings:
     """Return `pool` with absolute paths of app files. Only looks for modules: the fork server imports them.
 
-    A pool that may run programs or call functions by the built-in handlers needs no app.
-
-    Raises:
-        ConfigurationError: There is no app, or one cannot be found; the text says where was looked.
+    A pool that may run programs or call functions by the built-in handlers needs no app. Raises `ConfigurationError`:
+    there is none, or one cannot be found; the text says where was looked.
     """
     if not (pool.apps or pool.allowed_callables or pool.allowed_shell_commands):
         raise ConfigurationError(f"{NO_APP} (`jobpool init` writes a first one)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobpool.cli.output import aligned, columns
+from jobpool.cli.output import aligned, columns, cut
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, format_size
 
@@ -93,11 +93,6 @@ def pool_lines(sample: PoolSample, width: int, height: int, chosen: int | None =
 def lines_wanted(sample: PoolSample) -> int:
     """Return the lines that `pool_lines` fills if it may."""
     return len(headline(sample).splitlines()) + bool(sample.queues) + (1 + len(sample.rows) if sample.rows else 0)
-
-
-def cut(line: str, width: int) -> str:
-    """Return as much of a plain line as fits."""
-    return line if len(line) <= width else f"{line[: max(0, width - 1)]}…"
 
 
 def queues_line(queues: Sequence[QueueRow]) -> str:

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobpool.cli.output import text_width
-from jobpool.cli.top_lines import cut, lines_wanted, pool_lines
+from jobpool.cli.output import cut, text_width
+from jobpool.cli.top_lines import lines_wanted, pool_lines
 from jobpool.message.printable import one_line
 from jobpool.telemetry.logs import is_colourful
 
 if TYPE_CHECKING:
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.ops.top import PoolSample, SlotRow, Watcher
-
-Order = Callable[["PoolFile", str, "SlotRow"], str]
 
 SORTS: dict[str, Callable[[SlotRow], object]] = {
     "slot": lambda row: row.slot,
@@ -38,7 +36,6 @@ ORDERS = {"s": "stack", "c": "cancel", "x": "restart"}
 MIN_POOL_LINES = 6  # of a pool that is shown with its slots; where there is less room, only the chosen one is
 MAX_FRAME_BYTES = 4096  # written at once: a slow terminal hears of a key before it has shown all
 DRAW_ON_S = 0.02  # seconds between two parts of one picture
-MAX_GAP_CELLS = 6  # unchanged cells that are written again: to move the cursor costs as much
 
 _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "\x1b": "escape", "\x04": "end"}
 _KEYS |= {"\r": "enter", "\n": "enter", "\x7f": "back", "\x08": "back"}
@@ -51,7 +48,7 @@ _STYLE = re.compile("\x1b\\[[0-9;]*m")
 class View:
     """The choices of a person, and their answers. `order` carries an order out, and may block for seconds."""
 
-    order: Order
+    order: Callable[[PoolFile, str, SlotRow], str]
     nobody: str
     sort: str = "slot"
     terms: str = ""  # of the filter
@@ -266,19 +263,15 @@ class Picture:
 
 
 def changed(row: int, before: str, after: str) -> str:
-    """Return the bytes that turn one line into another: only the cells that differ, and the cursor's way to them."""
+    """Return the bytes that turn one line into another: from the first cell that differs to the last one."""
     old, new = _cells(before), _cells(after)
     if any(text_width(char) != 1 for _, char in old + new if not char.isascii()):
         return f"\x1b[{row + 1};1H{after}\x1b[K"  # the characters' places are not their cells
-    differ = [at for at, (one, other) in enumerate(zip_longest(old[: len(new)], new)) if one != other]
-    text, end = "", -MAX_GAP_CELLS - 1
-    for at in differ:
-        if at - end > MAX_GAP_CELLS:
-            text += f"\x1b[{row + 1};{at + 1}H"
-            end = at
-        text += _styled(new[end : at + 1])
-        end = at + 1
-    return text + (f"\x1b[{row + 1};{len(new) + 1}H\x1b[K" if len(new) < len(old) else "")
+    differ = [at for at, (one, other) in enumerate(zip_longest(old, new)) if one != other]
+    if not differ:
+        return ""
+    text = _styled(new[differ[0] : differ[-1] + 1])
+    return f"\x1b[{row + 1};{differ[0] + 1}H{text}" + ("\x1b[K" if len(new) < len(old) else "")
 
 
 def _cells(line: str) -> list[tuple[str, str]]:

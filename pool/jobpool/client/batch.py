@@ -28,10 +28,8 @@ _UNKNOWN = "no batch {} is known: it never was, or ended more than a week ago"
 class Batch:
     """Jobs that have one end. Made by `Jobs.batch`, and closed at the end of its `with` block.
 
-    In a handler it can be filled, closed and looked at; `cancel` and `wait` are for other programs.
-
-    Attributes:
-        id: Also an id for `Jobs.status`, `Jobs.wait` and `Jobs.cancel`, and on the command line.
+    In a handler it can be filled, closed and looked at; `cancel` and `wait` are for other programs. Its `id` is also
+    one for `Jobs.status`, `Jobs.wait` and `Jobs.cancel`, and on the command line.
     """
 
     def __init__(self, jobs: Jobs, ident: str, callbacks: Collection[str] = (), *, may_cancel: bool = False) -> None:
@@ -129,8 +127,18 @@ def open_batch(
 
 
 def _callback(callback: Callback, name: str, batch: str) -> JobDefinition:
-    """Return the job of a callback. Raises `InvalidJob`: it cannot be told the end of the batch."""
-    definition, handler = _callback_of(callback)
+    """Return the job of a callback. Raises `InvalidJob`: it is not one, or cannot be told the end of the batch."""
+    from jobpool.handlers.handler import Handler  # only here: a producer that gives none has no use for handlers
+    from jobpool.handlers.registry import DEFAULT
+
+    if isinstance(callback, Handler):
+        handler: AnyHandler | None = callback
+        definition = JobDefinition(callback.name, queue=callback.queues[0] if callback.queues else None)
+    elif isinstance(callback, JobDefinition | JobBuilder):
+        definition = definition_of(callback, later=True)
+        handler = DEFAULT.find(definition.handler)
+    else:
+        raise InvalidJob(f"a callback is a handler, handler.define(…) or a definition, not {type(callback).__name__}")
     if definition.expires_in is not None or (isinstance(callback, JobBuilder) and callback.is_delayed):
         raise InvalidJob(f"{name}: expires_in and delay would count from the opening of the batch: leave them out")
     if not isinstance(definition.payload, dict):
@@ -168,16 +176,3 @@ def _telling_why(jobs: Jobs, ident: str | None) -> Iterator[None]:
             )
         error.args = (f"batch {ident} is not open: {why}",)  # and its note stays
         raise
-
-
-def _callback_of(callback: Callback) -> tuple[JobDefinition, AnyHandler | None]:
-    """Return the job of a callback, and its handler, if this process knows it. Raises `InvalidJob`: it is neither."""
-    from jobpool.handlers.handler import Handler  # only here: a producer that gives none has no use for handlers
-    from jobpool.handlers.registry import DEFAULT
-
-    if isinstance(callback, Handler):
-        return JobDefinition(callback.name, queue=callback.queues[0] if callback.queues else None), callback
-    if not isinstance(callback, JobDefinition | JobBuilder):
-        raise InvalidJob(f"a callback is a handler, handler.define(…) or a definition, not {type(callback).__name__}")
-    definition = definition_of(callback, later=True)
-    return definition, DEFAULT.find(definition.handler)

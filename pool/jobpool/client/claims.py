@@ -25,6 +25,7 @@ import orjson
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.filters import next_page
 from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
 from jobpool.message.envelope import decode, verify
 from jobpool.message.names import check_queue, check_text
@@ -45,18 +46,16 @@ class Queue:
         max_claims: A message that was claimed this often becomes a dead letter, reason `claim-limit`, when the
             next claim meets it; 0 = never.
 
-    Raises:
-        InvalidJob: `name` is not a queue name.
-        ValueError: `max_claims` is below 0.
+    Raises `InvalidJob`: `name` is not a queue name, or `max_claims` is below 0.
 
     Its methods, and those of its claims and messages, block for one round trip, if they say nothing else. They raise
-    `ValueError` for a number out of its bounds, and `Unsupported` where the broker has no claims
+    `InvalidJob` for a number out of its bounds, and `Unsupported` where the broker has no claims
     (`Capabilities.key_store`); after `BackendUnavailable` nothing is known.
     """
 
     def __init__(self, backend: Callable[[], QueueBackend], name: str, max_claims: int = 0) -> None:
         if type(max_claims) is not int or max_claims < 0:
-            raise ValueError(f"max_claims is a whole number, 0 (no limit) or more, not {max_claims!r}")
+            raise InvalidJob(f"max_claims is a whole number, 0 (no limit) or more, not {max_claims!r}")
         self.name = check_queue(name)
         self.max_claims = max_claims
         self._backend = backend
@@ -132,8 +131,7 @@ class Queue:
         while page := self._store.list_free(self.name, after=after, limit=limit, claimed=claimed):
             for message in page:
                 yield ClaimMessage(self, message)
-            average = sum(len(message.body) for message in page) // len(page)
-            after, limit = page[-1].cursor, max(1, min(PAGE, PAGE_BYTES // (average + 1)))
+            after, limit = page[-1].cursor, next_page([len(message.body) for message in page], PAGE, PAGE_BYTES)
 
     def pop(self, n: int = 1) -> list[ClaimMessage]:
         """Take up to `n` (1 to 20) free messages and delete them at once: those not finished then are lost.
@@ -145,10 +143,9 @@ class Queue:
     def delete(self, *messages: str, claim: str | None = None) -> None:
         """Delete up to 20 messages by id, that the claim of this id holds, or that are free; ignore missing ones.
 
-        Raises:
-            Forbidden: One is held by a pool or by another claim, or by any when none was named; the others are deleted.
-            ClaimNotFound: The claim has ended; nothing was deleted. Roll back the work for them.
-            InvalidJob: One is not an id; nothing was deleted.
+        Raises `Forbidden`: one is held by a pool or by another claim, or by any when none was named; the others are
+        deleted. `ClaimNotFound`: the claim has ended; roll back the work for them. `InvalidJob`: one is not an id.
+        After these two nothing was deleted.
         """
         for ident in messages:
             check_text(ident, "id")
@@ -209,9 +206,8 @@ class ClaimMessage:
     def delete(self) -> None:
         """Remove the message, because it is done. A second call changes nothing.
 
-        Raises:
-            ClaimNotFound: Its claim has ended, and somebody else may work on it by now: roll back what was done.
-            Forbidden: It was claimed by nobody when it was listed, and is held now.
+        Raises `ClaimNotFound`: its claim has ended, and somebody else may work on it by now: roll back what was done.
+        `Forbidden`: it was claimed by nobody when it was listed, and is held now.
         """
         self._queue.delete(self.id, claim=self.claim)
 

@@ -117,9 +117,8 @@ class Jobs:
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
                 it is there if that commits, and never was if it rolls back. None is refused: leave it out.
 
-        Raises:
-            InvalidJob, Unsupported, ConfigurationError: It was not enqueued.
-            BackendUnavailable: Nothing is known. Retry with an identifier of your own to be sure of no duplicate.
+        Raises `InvalidJob`, `Unsupported`, `ConfigurationError`: it was not enqueued. `BackendUnavailable`: nothing is
+        known; retry with an identifier of your own to be sure of no duplicate.
 
         With a connection, the database driver's own errors are raised as they are: the transaction is yours. Blocks for
         one round trip; the first call also opens the backend.
@@ -193,8 +192,7 @@ class Jobs:
     def result(self, ident: str, timeout: float | None = None) -> Any:
         """Return what a job's handler returned, as soon as it did: JSON values, with secrets masked.
 
-        Args:
-            timeout: Seconds to wait for its end; None = however long, 0 = not at all.
+        `timeout`: seconds to wait for its end; None = however long, 0 = not at all.
 
         Raises:
             ResultPending: It has not ended in this time.
@@ -290,8 +288,7 @@ class Jobs:
             reason: For people, who see it in `jobpool stats`.
             until: An aware time, or seconds from now; None = until `resume`, a year at most.
 
-        Raises as `backend`, `InvalidJob` for a wrong argument, and `Unsupported` where no key store is
-        (docs/control.md).
+        Raises as `backend`, `InvalidJob` for a wrong argument, `Unsupported` without a key store (docs/control.md).
         """
         check_queue(queue)
         check_text(reason, "reason")
@@ -306,7 +303,6 @@ class Jobs:
         """Cancel a job that waits, is delayed or runs; return the answer, which says what won (docs/control.md).
 
         Args:
-            ident: Its id.
             purge: Remove it, in place of a dead letter with the reason `cancelled`.
             wait: Seconds to wait for the pool that runs it; after them the answer is `asked`.
 
@@ -336,7 +332,6 @@ class Jobs:
         """Change when a job runs that waits or is delayed, its priority or its queue; return the answer.
 
         Args:
-            ident: Its id.
             at: An aware time, or seconds from now; 0 = run now. One that expires before then dies `expired`.
             priority: 0 to 255; a smaller number runs sooner.
             queue: The queue to move to.
@@ -388,10 +383,8 @@ class Jobs:
     def backend(self) -> QueueBackend:
         """The backend, opened when it is not yet.
 
-        Raises:
-            Unsupported: In a child of a pool, which holds no broker.
-            ConfigurationError: It cannot be opened as configured, or this `Jobs` is closed.
-            BackendUnavailable: The broker does not answer.
+        Raises `Unsupported`: in a child of a pool, which holds no broker. `ConfigurationError`: it cannot be opened as
+        configured, or this `Jobs` is closed. `BackendUnavailable`: the broker does not answer.
         """
         if producer.process.of_child is not None:
             raise Unsupported(NO_LOOK)

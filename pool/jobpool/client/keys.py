@@ -14,7 +14,7 @@ from jobpool.message import producer
 from jobpool.message.guards import IDEMPOTENCY_TTL, RATE_WINDOW, Rate, check_keep
 from jobpool.message.names import check_queue
 
-SHORTEST_NAP = 0.001  # seconds that `wait` sleeps at least between two questions
+MIN_NAP_S = 0.001  # seconds that `wait` sleeps at least between two questions
 
 
 class _OfKeys:
@@ -66,11 +66,9 @@ class IdempotencyGuard(_OfKeys):
         queue: Its keys are used; the same key in another queue is another key.
         ttl: Seconds, above 0 and at most a year, for which a key stays done when `first_run` says nothing else.
 
-    Raises:
-        InvalidJob: The queue's name is invalid.
-        ConfigurationError: `ttl` is out of bounds, or `backend` is neither of the two.
-        Unsupported: The backend keeps no keys (`Capabilities.key_store`). With a `Jobs` this is raised by the first
-            use, also in a pool's child, which holds no connection to the broker.
+    Raises `InvalidJob`: the queue's name is invalid; `ConfigurationError`: `ttl` is out of bounds, or `backend` is
+    neither of the two. `Unsupported`: the backend keeps no keys (`Capabilities.key_store`). With a `Jobs` this is
+    raised by the first use, also in a pool's child, which holds no connection to the broker.
     """
 
     _what, _instead = "an IdempotencyGuard", "give the job an idempotency_key"
@@ -88,12 +86,8 @@ class IdempotencyGuard(_OfKeys):
             key: 1 to 255 printable characters; spaces around it do not count, as in a job's `idempotency_key`.
             ttl: Seconds for which it stays done; None = the guard's. An earlier mark is not prolonged.
 
-        Raises:
-            InvalidJob: The key is out of bounds.
-            ConfigurationError: `ttl` is.
-            BackendUnavailable: Nothing is known; the key may be marked, and a call again would then say False.
-
-        Blocks for one round trip.
+        Raises `InvalidJob` for a key, and `ConfigurationError` for a `ttl` that is out of bounds. After
+        `BackendUnavailable` the key may be marked, and a call again would say False. Blocks for one round trip.
         """
         return self._keys.first_run(self.queue, _trimmed(key), self.ttl if ttl is None else ttl)
 
@@ -177,7 +171,7 @@ class RateLimiter(_OfKeys):
         while after := self.take():
             if give_up is not None and time.monotonic() + after > give_up:
                 return False
-            time.sleep(max(after, SHORTEST_NAP))
+            time.sleep(max(after, MIN_NAP_S))
         return True
 
     def __repr__(self) -> str:

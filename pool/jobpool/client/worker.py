@@ -93,12 +93,10 @@ class QueueWorker:
         limits: Concurrency and rate limits, shared with all pools of this broker, and how long done idempotency keys
             are kept; None = no limits. A job held back by a limit, lock or key is released for a while.
 
-    Attributes:
-        counters: Queue to counts by name (`jobs_fetched`, `jobs_succeeded`, …), counted when the backend accepted.
+    Its `counters` hold, by queue, counts by name (`jobs_fetched`, `jobs_succeeded`, …), taken when the backend accepts.
 
-    Raises:
-        ValueError: `ttl`, `default_timeout` or `max_timeout` is out of bounds.
-        ConfigurationError: There are limits, and the backend keeps no keys.
+    Raises `ValueError`: `ttl`, `default_timeout` or `max_timeout` is out of bounds. `ConfigurationError`: there are
+    limits, and the backend keeps no keys.
     """
 
     def __init__(
@@ -137,9 +135,8 @@ class QueueWorker:
 
         An error of the handler is in the result, never raised. After Ctrl-C in the handler its message is free again.
 
-        Raises:
-            BackendUnavailable: The broker did not answer the fetch, or was silent until the lease had run out. The
-                message may be settled then; if not, the reaper recovers it.
+        Raises `BackendUnavailable`: the broker did not answer the fetch, or was silent until the lease had run out. The
+        message may be settled then; if not, the reaper recovers it.
 
         Blocks for the handler, and a few round trips. In the main thread SIGALRM enforces the handler's timeout; in any
         other, a handler that returns late has timed out, and one that hangs, hangs.
@@ -353,8 +350,8 @@ def inline_runner(
 def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_timeout: float) -> Attempt:
     """Run one attempt in the caller's process; its follow-ups are left to the caller.
 
-    Raises `JobFailedError`: it did not succeed; `InvalidJob`: its body is out of bounds. Blocks
-    for the handler; in the main thread its timeout is enforced by SIGALRM.
+    Raises `JobFailedError`: it did not succeed; `InvalidJob`: its body is out of bounds. Blocks for the handler; in the
+    main thread its timeout is enforced by SIGALRM.
     """
     queue = definition.queue or "default"
     ident = definition.identifier or secrets.token_hex(8)

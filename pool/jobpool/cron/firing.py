@@ -14,8 +14,8 @@ from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import rfc3339
 
 GRACE = 3600.0  # seconds after an instant within which it is still made up for, unless the scheduler says otherwise
-ON_TIME = 60.0  # seconds: an instant less than this ago was not missed; a scheduler looks at least so often
-MOST_SHOWN = 1000  # how many missed instants are named; a schedule of every minute misses half a million in a year
+ON_TIME_S = 60.0  # seconds: an instant less than this ago was not missed; a scheduler looks at least so often
+MAX_MISSED_NAMED = 1000  # missed instants; a schedule of every minute misses half a million in a year
 
 MOMENT = timedelta(microseconds=1)
 
@@ -44,14 +44,14 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
     start = now.replace(second=0, microsecond=0) - MOMENT if last is None else last
     if newest is None or newest <= start:
         return Due((), (), False, last or newest or now)
-    found = schedule.between(start, now, most=policy.most + MOST_SHOWN + 2)
+    found = schedule.between(start, now, most=policy.most + MAX_MISSED_NAMED + 2)
     ages = [(now - instant).total_seconds() for instant in found]
-    on_time = ages[-1] < ON_TIME
+    on_time = ages[-1] < ON_TIME_S
     most = max(policy.most, int(on_time))
     young = max(sum(age <= grace for age in ages), int(on_time))
     kept = len(found) - min(most, young)  # all before the newest on-time one are late
     missed = found[:kept]
-    return Due(tuple(found[kept:]), tuple(missed[-MOST_SHOWN:]), len(missed) > MOST_SHOWN, newest)
+    return Due(tuple(found[kept:]), tuple(missed[-MAX_MISSED_NAMED:]), len(missed) > MAX_MISSED_NAMED, newest)
 
 
 class FiringStatus(StrEnum):

@@ -1,10 +1,9 @@
 """The memory of one scheduler, and the records of all for one another and for people, in the broker's key store.
 
-A record is a hint. The unique enqueue, or the right to run it, decides whether an instant has been fired, and a record
-is written only after that. So with a lost or old record a scheduler tries again what was done, which does nothing while
-the broker knows that firing. That is a day; for a job with an idempotency key ten minutes, or longer
-(`idempotency_ttl`). So a record that could not be written is written later, and one that was lost is written by those
-who came second. A record must never be newer than the truth: then a firing would be lost.
+A record is a hint. The unique enqueue, or the right to run it, decides whether an instant has been fired, and the
+record is written after that. If it is lost or old, a scheduler tries the firing again, which does nothing while the
+broker remembers it: for a day, or for a job with an idempotency key ten minutes or longer (`idempotency_ttl`). Then it
+writes the record. A record must never be newer than the truth: then a firing would be lost.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from jobpool.message.guards import LONGEST_RECORD_KEPT, Rate
 
 SPACE = "cron"  # where the records, and the rights to run inline, are kept
 JOBS = "cron-jobs"  # where it is kept which job was fired
-MEMORY = 86400.0  # seconds for which it is remembered who has the right to run an instant inline
-TOLD_FOR = 3600.0
+INLINE_RIGHT_S = 86400.0  # seconds for which it is remembered who has the right to run an instant inline
+ENQUEUED_NOTE_S = 3600.0
 """Seconds for which it is remembered that a firing was enqueued, so no other release runs it inline, and who tells."""
 
 QUEUED = "queued"  # the common token of all schedulers that enqueue an instant, and do not run it inline
 
-MOST = 10_000  # records that are read at once
-AHEAD = timedelta(minutes=5)
+RECORDS_A_PAGE = 10_000  # records that are read at once
+MAX_AHEAD = timedelta(minutes=5)
 """Limit of how far a schedule's last instant may lie in the future, however badly machines agree about the time."""
 
 SILENT = "a clock was ahead: nothing fires until it is as late again"
@@ -46,7 +45,7 @@ SILENT_MEND = (
 SAME_NAME = "a schedule was fired as another job"
 SAME_NAME_MEND = "if another app on this broker has a schedule of this name, give one of them another, .named(…)"
 
-BEHIND = 5.0  # seconds of lateness at which a scheduler reads again what others have done meanwhile
+REREAD_AFTER_S = 5.0  # seconds of lateness at which a scheduler reads again what others have done meanwhile
 
 log = logging.getLogger("jobpool.cron")
 
@@ -84,7 +83,7 @@ class Fired(Struct, frozen=True):
 
 def silent_until(record: Record | None, now: datetime) -> datetime | None:
     """Return until when a schedule with this record fires nothing, if a clock was far ahead and has been put back."""
-    return record.seen if record and record.seen > now + AHEAD else None
+    return record.seen if record and record.seen > now + MAX_AHEAD else None
 
 
 def load(keys: KeyStore, names: Iterable[str]) -> dict[str, Record]:
@@ -93,7 +92,7 @@ def load(keys: KeyStore, names: Iterable[str]) -> dict[str, Record]:
 
 
 def _load(keys: KeyStore, space: str, names: Iterable[str], kind: type[Kind]) -> dict[str, Kind]:
-    wanted, kept = set(names), all_records(keys, space, page=MOST)
+    wanted, kept = set(names), all_records(keys, space, page=RECORDS_A_PAGE)
     return {name: known for name, data in kept if name in wanted and (known := read_record(data, kind))}
 
 
@@ -138,7 +137,7 @@ class ScheduleStates:
         if self._keys is None:
             return
         behind = not self._has_read or any(
-            state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values()
+            state.next and (now - state.next).total_seconds() > REREAD_AFTER_S for state in self._states.values()
         )
         known = load(self._keys, self.planned) if behind or self._lost else {}
         jobs = _load(self._keys, JOBS, self._lost, Fired) if self._lost else {}
@@ -186,21 +185,21 @@ class ScheduleStates:
 
     def may_run(self, key: str) -> bool:
         """Take the right to run a firing inline: of all that ask within a day, one gets it."""
-        return self._win([f"cron:{key}"], MEMORY, self._token)[0]
+        return self._win([f"cron:{key}"], INLINE_RIGHT_S, self._token)[0]
 
     def may_enqueue(self, keys: Sequence[str]) -> list[bool]:
         """Tell of each firing if it may be enqueued: not if a scheduler of another release has run it inline.
 
         All schedulers that enqueue it may; the enqueue decides between them.
         """
-        return self._win([f"cron:{key}" for key in keys], TOLD_FOR, QUEUED)
+        return self._win([f"cron:{key}" for key in keys], ENQUEUED_NOTE_S, QUEUED)
 
     def is_first(self, keys: Sequence[str]) -> list[bool]:
         """Tell of each firing that is enqueued if this scheduler is the one to say so: of all that ask, one is.
 
         Asked after the enqueue: a note before it, and then a crash, would lose the firing.
         """
-        return self._win([f"told:{key}" for key in keys], TOLD_FOR, self._token)
+        return self._win([f"told:{key}" for key in keys], ENQUEUED_NOTE_S, self._token)
 
     def _win(self, names: Sequence[str], seconds: float, token: str) -> list[bool]:
         """Tell of each name if `token` is the first. One round trip. Raises `BackendUnavailable`.

@@ -20,19 +20,18 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
 from jobpool.cron.firing import GRACE, Firing, FiringStatus
-from jobpool.cron.records import AHEAD, SILENT, SILENT_MEND, Owner, ScheduleStates, load, silent_until
+from jobpool.cron.records import MAX_AHEAD, SILENT, SILENT_MEND, Owner, ScheduleStates, load, silent_until
 from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import FiringContext, Tick, for_instant, taken
 from jobpool.errors import ConfigurationError, JobpoolError, check_seconds
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, rfc3339
+from jobpool.message.names import listed
 
-LOOK_EVERY = 1.0
+CLOCK_LOOK_S = 1.0
 """Seconds for which a scheduler sleeps at most while this machine's wall clock counts: somebody may set it."""
 
-MOST_NAMED = 10  # schedules that one line of the log names
-
-LONGEST_GRACE = 12 * 3600.0
+MAX_GRACE_S = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
 
 log = logging.getLogger("jobpool.cron")
@@ -53,7 +52,7 @@ class CronTime:
     @property
     def check_interval(self) -> float:
         """Seconds after which a sleeper has to look at the time again, whatever it waits for."""
-        return ASK_EVERY if self.broker.of_broker else LOOK_EVERY
+        return ASK_EVERY if self.broker.of_broker else CLOCK_LOOK_S
 
 
 class CronRunner:
@@ -61,8 +60,7 @@ class CronRunner:
 
         CronRunner(scheduler, open_backend("redis://localhost/0")).run()      # each minute, or as often as you like
 
-    `jobpool cron run` does that, at the right moments. Every `now` is aware; one that is not raises
-    `ConfigurationError`.
+    `jobpool cron run` does that, at the right moments. A `now` without a time zone raises `ConfigurationError`.
 
     Args:
         schedulers: One, or several that are one plan together.
@@ -76,10 +74,8 @@ class CronRunner:
             before this runner was made are unknown.
         default_timeout: Seconds, >= 0, for inline jobs and handlers that set none; 0 = unlimited.
 
-    Raises:
-        ConfigurationError: A schedule is refused, two have one name, one depends on a missing job, or on itself;
-            the texts name where they were declared. `grace` is out of bounds. The broker keeps no keys, and `only` is
-            not set.
+    Raises `ConfigurationError`: a schedule is refused, two have one name, one depends on a missing job, or on itself;
+    the texts name where they were declared. Or `grace` is out of bounds, or the broker keeps no keys without `only`.
     """
 
     def __init__(
@@ -130,21 +126,18 @@ class CronRunner:
         return min((time for time in times if time is not None and (after is None or time > after)), default=None)
 
     def run(self, now: datetime | None = None, *, stopped: Callable[[], bool] = lambda: False) -> list[Firing]:
-        """Do what is due: enqueue jobs that have a queue, run the others, one attempt each, here and now.
+        """Do what is due, and return the result of each instant, in order.
 
-        No failure stops the rest. Jobs that depend on an inline job that failed are held back. A new schedule begins
-        with the minute of `now`; for others, missed instants are made up for by their misfire policy.
+        Jobs that have a queue are enqueued, the others run, one attempt each, here and now. No failure stops the rest.
+        Jobs that depend on an inline job that failed are held back. A new schedule begins with the minute of `now`; for
+        others, missed instants are made up for by their misfire policy.
 
         Args:
             now: None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
             stopped: Asked before each firing; True: this one and those after it are left to the next turn.
 
-        Returns:
-            The result of each instant that was due, in order.
-
-        Raises:
-            BackendUnavailable, AccessRefused: The broker could not be asked for the time, or for firings of others.
-                Safe to call again.
+        Raises `BackendUnavailable` or `AccessRefused`: the broker could not be asked for the time, or for firings of
+        others. It is safe to call again.
 
         Blocks for the inline jobs, and about six round trips. These are for 1,000 firings together if the broker keeps
         keys. A firing that is inline, has dependencies, or makes up for several instants has its own.
@@ -179,12 +172,11 @@ class CronRunner:
     def _note_ahead(self, now: datetime) -> None:
         """Say once which schedules are silent for long, because a clock was ahead and has been put back."""
         seen = {one.name: seen for one in self.planned if self.serves(one) and (seen := self._states[one].seen)}
-        ahead = {name: until for name, until in seen.items() if until > now + AHEAD}
+        ahead = {name: until for name, until in seen.items() if until > now + MAX_AHEAD}
         if new := ahead.keys() - self._told_ahead:
             names = sorted(new)
-            shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED))
             until = rfc3339(max(ahead[name] for name in names))
-            fields = {"name": shown, "until": until, "now": rfc3339(now), "mend": SILENT_MEND}
+            fields = {"name": listed(names), "until": until, "now": rfc3339(now), "mend": SILENT_MEND}
             log.warning(SILENT, extra={"fields": fields})
         self._told_ahead = set(ahead)
 
@@ -220,9 +212,9 @@ def silent_schedules(backend: QueueBackend, names: Collection[str]) -> Iterator[
 
 def check_grace(grace: float) -> float:
     """Return `grace`, or raise `ConfigurationError`: 0 to 43,200 seconds."""
-    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE:
+    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= MAX_GRACE_S:
         raise ConfigurationError(
-            f"the grace for missed firings is 0 to {LONGEST_GRACE:.0f} seconds (12 hours), not {grace!r}: what fired is"
+            f"the grace for missed firings is 0 to {MAX_GRACE_S:.0f} seconds (12 hours), not {grace!r}: what fired is"
             " remembered for a day only"
         )
     return float(grace)

@@ -39,12 +39,9 @@ class Schedule:
             normal form: lower case but for `L`, five fields, one space between them.
         zone: IANA name of the time zone that the fields are read in.
 
-    Raises:
-        InvalidJob: The expression or the zone is refused; the text names the field and what it may hold, or the zones
-            that are written alike. Also an expression that never comes, like the 30th of February.
+    Raises `InvalidJob`: the zone is refused, or the expression, also one that never comes, like the 30th of February.
+    The text names the field and what it may hold, or the zones that are written alike.
     """
-
-    __slots__ = ("_kind", "_line", "_times", "expression", "zone")
 
     def __init__(self, expression: str, zone: str = "UTC") -> None:
         fields = parse_fields(expression)
@@ -130,8 +127,6 @@ class LocalTimes:
     either names. Beside `*/2` it takes all seven days of a week for `*`. And it needs twenty times as long.
     """
 
-    __slots__ = ("_fields", "_seconds")
-
     def __init__(self, fields: CronFields) -> None:
         self._fields = fields
         self._seconds = tuple(hour * 3600 + minute * 60 for hour in fields.hours for minute in fields.minutes)
@@ -207,9 +202,8 @@ class Piece(Struct, frozen=True):
 class Timeline:
     """The pieces of one zone; a year is looked at when it is first asked for, in less than a millisecond.
 
-    A change is always over when the next one comes: none is larger than a day or so, and none so soon. `datetime` and
-    its `fold` answer only for one local time. A schedule must know the whole of a change of any size: which local times
-    were left out and which came a second time.
+    `datetime` and its `fold` answer for one local time. A schedule must know all local times that a change leaves out,
+    and all that come twice. A change is over when the next one comes: none is larger than a day, and none so soon.
     """
 
     def __init__(self, zone: tzinfo) -> None:

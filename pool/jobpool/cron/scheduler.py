@@ -103,8 +103,7 @@ class Scheduler:
             job: The name of a handler, or `handler.define(…)`, which checks the arguments here and names its queue.
             payload: With a name: any JSON value; None = an empty object.
 
-        Raises:
-            InvalidJob: JSON cannot carry the payload, the name is not a handler name, or a builder has a payload.
+        Raises `InvalidJob`: JSON cannot carry the payload, the name is not a handler name, or a builder has a payload.
         """
         if isinstance(job, JobBuilder) and payload is not None:
             raise InvalidJob(PAYLOAD_TWICE)
@@ -155,12 +154,8 @@ def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
         raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
     planned = []
     for entry, definition in ((entries[number], definitions[number]) for number in order):
-        try:
-            schedule = Schedule(definition.cron_expression, definition.zone)
-            planned.append(Planned(entry, definition, schedule, Misfire.parse(definition.misfire)))
-        except InvalidJob as error:
-            why = f"the schedule {job_name(definition)!r} at {entry.place} is refused: {error}"
-            raise ConfigurationError(why) from error
+        schedule = Schedule(definition.cron_expression, definition.zone)
+        planned.append(Planned(entry, definition, schedule, Misfire.parse(definition.misfire)))
     return planned
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from setproctitle import setproctitle
 
@@ -42,9 +42,9 @@ from jobpool.message.masking import Masker
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.telemetry.logs import JOB_LOG
 
-RETRY_FIRST = 1.0
-RETRY_LONGEST = 30.0  # seconds between two tries while the broker is silent: doubling from the one to the other
-SHORTEST_SLEEP = 0.001  # seconds: a timer that ends a hair too early must not make a busy loop
+FIRST_RETRY_PAUSE_S = 1.0
+MAX_RETRY_PAUSE_S = 30.0  # seconds between two tries while the broker is silent: doubling from the one to the other
+MIN_SLEEP_S = 0.001  # seconds: a timer that ends a hair too early must not make a busy loop
 
 MAX_OUTPUT_LINES = 100  # of one inline run that go to the log
 
@@ -66,16 +66,8 @@ EVENTS = {
 # --- the loop -----------------------------------------------------------------------------------------
 
 
-class Sleeper(Protocol):
-    """The waiting place of the loop. `stopped`: it is to end, and nobody sleeps there any more."""
-
-    def stopped(self) -> bool: ...
-
-    def sleep(self, seconds: float) -> None: ...
-
-
 class Stop:
-    """A `Sleeper` of the real world. As a context on the main thread, SIGTERM, SIGINT and SIGHUP end it.
+    """The waiting place of the loop. As a context on the main thread, SIGTERM, SIGINT and SIGHUP end it.
 
     The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
     now. If that is resisted, the third ends the process, with status 128 + the signal's number. A pipe, and not an
@@ -136,17 +128,12 @@ class Stop:
 
 
 class CronLoop:
-    """A loop that runs a `CronRunner` at the right moments.
+    """A loop that runs a `CronRunner` at the right moments, and tells `tell` the firings of each turn."""
 
-    `tell` is called with the firings of each tick, in place of the log.
-    """
-
-    def __init__(
-        self, runner: CronRunner, sleeper: Sleeper, tell: Callable[[Sequence[Firing]], object] | None = None
-    ) -> None:
+    def __init__(self, runner: CronRunner, sleeper: Stop, tell: Callable[[Sequence[Firing]], object]) -> None:
         self._runner = runner
         self._sleeper = sleeper
-        self._tell = tell or report
+        self._tell = tell
         self._retries = 0
         self._silent = ""
         self._is_ready = False
@@ -178,12 +165,12 @@ class CronLoop:
     def _until_due(self) -> float:
         """Return seconds until the next instant that is not yet there; one that is undecided has its own pause."""
         patience, now = self._runner.time.check_interval, self._runner.time.now()
-        patience = max(patience, RETRY_LONGEST) if self._retries else patience  # to look is to try again
+        patience = max(patience, MAX_RETRY_PAUSE_S) if self._retries else patience  # to look is to try again
         due = self._runner.next_due(now if self._retries else None)
-        return patience if due is None else min(max((due - now).total_seconds(), SHORTEST_SLEEP), patience)
+        return patience if due is None else min(max((due - now).total_seconds(), MIN_SLEEP_S), patience)
 
     def _pause(self) -> float:
-        pause = min(RETRY_LONGEST, RETRY_FIRST * 2.0 ** min(self._retries, 10))
+        pause = min(MAX_RETRY_PAUSE_S, FIRST_RETRY_PAUSE_S * 2.0 ** min(self._retries, 10))
         self._retries += 1
         return pause * random.uniform(0.75, 1.0)
 
@@ -203,7 +190,7 @@ class CronLoop:
         log.info("cron is ready", extra={"fields": fields})
 
 
-def report(firings: Sequence[Firing], options: ChildOptions = ChildOptions()) -> None:  # noqa: B008 - immutable
+def report(firings: Sequence[Firing], options: ChildOptions) -> None:
     """Log what became of instants, after what inline jobs have printed."""
     for firing in firings:
         say_output(firing, options)
@@ -231,10 +218,9 @@ def say_output(firing: Firing, options: ChildOptions) -> None:
 
 
 def schedules_of(options: ChildOptions, *, may_be_empty: bool = False) -> list[Scheduler]:
-    """Import the app; the schedulers that it has made. Blocks for the import.
+    """Import the app, and return the schedulers that it has made. Blocks for the import.
 
-    Raises `ConfigurationError`: it names no app, the app does not import, or it declares no schedule, unless it
-    `may_be_empty`.
+    Raises `ConfigurationError`: no app is named, it does not import, or it has no schedule, unless it `may_be_empty`.
     """
     if not options.apps:
         raise ConfigurationError(NO_APP)

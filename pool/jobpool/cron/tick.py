@@ -17,7 +17,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
 from jobpool.client.worker import JobFailedError, run_inline
 from jobpool.cron.firing import MOMENT, Due, Firing, FiringStatus, decide, firing_key
-from jobpool.cron.records import BEHIND, Owner, Record, ScheduleStates
+from jobpool.cron.records import REREAD_AFTER_S, Owner, Record, ScheduleStates
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import OUTAGES, BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
@@ -41,23 +41,18 @@ log = logging.getLogger("jobpool.cron")
 
 
 class FiringContext(Struct, frozen=True):
-    """The context of a turn.
-
-    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
-    lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
-    `on_inline` is called with a schedule before its job runs here. `late`: schedules with the follow-ups of an inline
-    job, for which the broker is asked again.
-    """
+    """The context of a turn."""
 
     backend: QueueBackend
     states: ScheduleStates
-    registry: HandlerRegistry
-    default_timeout: float
+    registry: HandlerRegistry  # of inline jobs; they have no queue, so its lists of handlers by queue do not count
+    default_timeout: float  # seconds, of inline jobs; 0 = unlimited
     owner: Owner
-    grace: float
+    grace: float  # seconds within which missed instants are made up for
     environment: str | None
-    on_inline: Callable[[str], object]
+    on_inline: Callable[[str], object]  # called with the name of a schedule before its job runs here
     late: list[tuple[str, Sequence[JobDefinition]]] = field(default_factory=list)
+    """Names of schedules, and the follow-ups of their inline jobs that the broker has not taken yet."""
 
     def serves(self, planned: Planned) -> bool:
         """Return whether it is enabled, and meant for this environment."""
@@ -183,7 +178,7 @@ class Tick:
         if self._read_at is None:
             return False
         now = self._clock()
-        if (now - self._read_at).total_seconds() > BEHIND:
+        if (now - self._read_at).total_seconds() > REREAD_AFTER_S:
             try:
                 self._states.read(now)
                 self._read_at = now

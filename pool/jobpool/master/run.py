@@ -135,7 +135,7 @@ def _run(
     with ExitStack() as stack:
         inbox = stack.enter_context(closing(Inbox()))
         signals = stack.enter_context(closing(Signals(last=last)))
-        telemetry = make_telemetry(settings, backend, board, inbox, collector)
+        telemetry = make_telemetry(settings, backend, board, inbox)
         if telemetry is not None:
             stack.callback(telemetry.close)
         children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(settings, backend), begun)

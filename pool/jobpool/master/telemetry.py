@@ -36,7 +36,6 @@ from jobpool.telemetry.history.row import AttemptRow
 from jobpool.telemetry.history.writer import Feed, Writer
 from jobpool.telemetry.logs import JOB_LOG
 from jobpool.telemetry.metrics import pages
-from jobpool.telemetry.metrics.catalogue import MetricsCollector
 from jobpool.telemetry.metrics.rollup import RollupThread, SeriesByPlace
 
 if TYPE_CHECKING:
@@ -106,13 +105,7 @@ class Telemetry:
                 part.stop()
 
 
-def make_telemetry(
-    settings: Settings,
-    backend: QueueBackend,
-    board: Scoreboard,
-    inbox: Inbox,
-    also: MetricsCollector | None = None,
-) -> Telemetry | None:
+def make_telemetry(settings: Settings, backend: QueueBackend, board: Scoreboard, inbox: Inbox) -> Telemetry | None:
     """Make what the settings ask for, if anything. Raises `JobpoolError`: a taken port, no such directory."""
     place: Place | None = None
     history = settings.history
@@ -122,7 +115,7 @@ def make_telemetry(
     elif history.table:
         place = HistoryTable(backend.keys, history.keep)
     keeps = backend.capabilities.key_store  # then what runs is told there, too
-    if settings.metrics is None and place is None and not keeps and also is None:
+    if settings.metrics is None and place is None and not keeps:
         return None
     calls = LoopCalls(inbox)
     if place is None:

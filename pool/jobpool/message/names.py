@@ -12,7 +12,7 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # safe in a file na
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")  # of a producer; minted ones are 16 hex digits
 DEFAULT_QUEUE = "default"  # of jobs that name none
 LONGEST_IDENTIFIER = 128
-MAX_NAMED = 10  # known words that an error lists
+MAX_NAMED = 10  # names that a sentence lists
 LONGEST_NAME = 255  # characters in a handler's name, a job's name, an idempotency key or a concurrency key
 
 
@@ -75,8 +75,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def nearest_or_all(word: str, known: Collection[str]) -> str:
     """Return the same, or where none is near `; there are …` with the first known words; "" = there are none."""
-    listed = ", ".join([*known][:MAX_NAMED]) + (", …" if len(known) > MAX_NAMED else "")
-    return nearest(word, known) or (f"; there are {listed}" if known else "")
+    return nearest(word, known) or (f"; there are {listed(known)}" if known else "")
+
+
+def listed(names: Collection[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - MAX_NAMED
+    return ", ".join([*names][:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def storable(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from jobpool.errors import LONGEST_WAIT_S
+from jobpool.errors import LONGEST_WAIT_S, InvalidJob
 
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 MAX_BYTES = (1 << 63) - 1  # more, which no machine has, fits into no signed 64-bit number of the kernel's
@@ -53,27 +53,27 @@ def check_number(value: float, what: str, *, nan: bool = False) -> float:
 
 
 def check_seconds_between(value: float, what: str, least: float, most: float) -> float:
-    """Return `value` as a float, or raise `ValueError`: a number from `least` to `most`."""
+    """Return `value` as a float, or raise `InvalidJob`: a number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         bounds = f"{least:,.0f} to {most:,.0f} seconds ({format_duration(most)})"
-        raise ValueError(f"{what} is {bounds}, not {value!r}")
+        raise InvalidJob(f"{what} is {bounds}, not {value!r}")
     return float(value)
 
 
 def check_count(value: int, what: str, least: int, most: int) -> int:
-    """Return `value`, or raise `ValueError`: a whole number from `least` to `most`."""
+    """Return `value`, or raise `InvalidJob`: a whole number from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} is a whole number from {least} to {most}, not {value!r}")
+        raise InvalidJob(f"{what} is a whole number from {least} to {most}, not {value!r}")
     return value
 
 
 def format_duration(seconds: float) -> str:
-    """Return a short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`."""
+    """Return a short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`. An `int` has no tenths: `4s`."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     whole = int(seconds)
     if whole < 60:
-        return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
+        return f"{seconds:.1f}s" if whole < 10 and isinstance(seconds, float) else f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     if whole < 86400:

@@ -16,7 +16,7 @@ from jobpool.ipc.board_layout import ChildState, ChildView, HeaderView, MasterVi
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile
 
-RATE_SPAN = 5.0  # seconds over which jobs/s is averaged
+RATE_SPAN_S = 5.0  # seconds over which jobs/s is averaged
 ORDER_TIMEOUT_S = 3.0
 
 
@@ -121,10 +121,10 @@ class Watcher:
             yield QueueRow(one.queue, one.waiting, one.delayed, one.dead, oldest, rate)
 
     def _rate(self, key: tuple[int, str], queue: str, now: float, count: int) -> float | None:
-        """Return the counter's growth a second over the last `RATE_SPAN`, or since the last sample if that is older."""
+        """Return the counter's growth a second over `RATE_SPAN_S`, or since the last sample if that is older."""
         counts = self._counts.setdefault(key, {})
         known = counts.get(queue, [])
-        counts[queue] = seen = [*([one for one in known if now - one[0] <= RATE_SPAN] or known[-1:]), (now, count)]
+        counts[queue] = seen = [*([one for one in known if now - one[0] <= RATE_SPAN_S] or known[-1:]), (now, count)]
         (first, before), (last, after) = seen[0], seen[-1]
         return (after - before) / (last - first) if last > first else None
 

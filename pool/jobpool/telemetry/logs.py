@@ -6,8 +6,8 @@ A record's message names the event. Its details go into `extra`, as single attri
     log.warning("child died", extra={"slot": 3, "cause": "SIGSEGV"})
     log.critical("job is dead", extra={"fields": {"id": job, "name": name}, "limit": "dead"})
 
-`limit` names a kind of line that may come in floods. Of each kind at most `RateLimit.burst` lines are written every
-`RateLimit.window` seconds, and the next one written says how many were left out.
+`limit` names a kind of line that may come in floods. Of each kind at most five lines are written every ten seconds, and
+the next one written says how many were left out.
 
 A write to a terminal that was stopped with Ctrl-S, or to a pipe that nobody reads, may never return. A process that
 must not wait for its reader calls `LineHandler.write_in_background`.
@@ -47,6 +47,7 @@ UNKNOWN_COLUMNS = 80  # width of a terminal that says 0, as one without a window
 MAX_UNWRITTEN_BYTES = 1024 * 1024
 """Bytes of the log that are kept for a reader that stands still. Later lines are left out, and counted."""
 
+MAX_BURST_LINES, BURST_WINDOW_S = 5, 10.0  # lines of a kind that are written, in this time
 DRAIN_LIMIT_S = 2.0  # seconds for which the end of a process waits for the reader of its log
 
 
@@ -93,9 +94,8 @@ class LineHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record. Called by logging, under the handler's lock."""
         try:
-            if self._background is not None and record.name == JOB_LOG and self._background.is_crowded:
-                self._background.refuse()  # a handler's lines leave room for the pool's own
-                return
+            if self._background is not None and record.name == JOB_LOG and self._background.refuses():
+                return  # a handler's lines leave room for the pool's own
             line = self.format(record) + self.terminator
             self.stream.write(f"\r\x1b[K{line}{self._status}" if self._status else line)
             self.flush()
@@ -195,14 +195,13 @@ class BackgroundStream(io.TextIOBase):
             self._changed.notify()
         return len(text)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Return whether more than half of what is kept for a slow reader is there."""
-        return self._size > MAX_UNWRITTEN_BYTES // 2
-
-    def refuse(self) -> None:
+    def refuses(self) -> bool:
+        """Leave a line out if more than half of what is kept for a slow reader is there; return whether it is so."""
+        if self._size <= MAX_UNWRITTEN_BYTES // 2:
+            return False
         with self._changed:
             self._left_out += 1
+        return True
 
     def finish(self, limit: float) -> None:
         """Write what is left, and leave out whatever comes later. Blocks for at most `limit` seconds."""
@@ -304,11 +303,8 @@ class JsonFormatter(logging.Formatter):
 class RateLimit(logging.Filter):
     """A filter that thins out floods of records that carry `limit`; all others pass. See the top of this file."""
 
-    def __init__(self, burst: int = 5, window: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.burst = burst
-        self.window = window
-        self._now = now
         self._kinds: dict[str, _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -316,11 +312,11 @@ class RateLimit(logging.Filter):
         limit = getattr(record, "limit", None)
         if limit is None:
             return True
-        now = self._now()
+        now = time.monotonic()
         kind = self._kinds.setdefault(str(limit), _Kind(now))
-        if now - kind.since >= self.window:
+        if now - kind.since >= BURST_WINDOW_S:
             kind.since, kind.written = now, 0
-        if kind.written >= self.burst:
+        if kind.written >= MAX_BURST_LINES:
             kind.left_out += 1
             return False
         kind.written += 1

@@ -28,11 +28,9 @@ class Crash:
 
     After the settlement there is nothing left to lose. In the handler it is an exception that is not an `Exception`, so
     that `finally` blocks run, which a killed process would not.
-
-    `cause` is kept with the message.
     """
 
-    cause: str = "killed by a test"
+    cause: str = "killed by a test"  # is kept with the message
 
 
 @dataclass(frozen=True, slots=True)

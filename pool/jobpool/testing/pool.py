@@ -54,8 +54,7 @@ class VirtualPool:
         backend: The broker: all of its contract can be called.
         jobs: Enqueues there.
 
-    Raises:
-        ValueError, ConfigurationError: As `QueueWorker`; or `start` has no timezone.
+    Raises as `QueueWorker`, and `ConfigurationError`: `start` has no timezone.
     """
 
     def __init__(
@@ -136,11 +135,8 @@ class VirtualPool:
             queues: Their names; none = all that hold a message.
             limit: Runs, >= 1, after which it fails: a job that enqueues itself would never end.
 
-        Returns:
-            The runs, in order; a job that was retried at once is there twice.
-
-        Raises:
-            AssertionError: There is more to do after `limit` runs.
+        Returns the runs, in order; a job that was retried at once is there twice. Raises `AssertionError`: there is
+        more to do after `limit` runs.
         """
         return self._run(queues, limit, lambda _: False)
 
@@ -188,8 +184,7 @@ class VirtualPool:
             progress: In the handler: not before `ctx.progress` has been called with at least so much.
             times: How often, >= 1.
 
-        Raises:
-            ConfigurationError: This cannot happen there, or a number is out of bounds.
+        Raises `ConfigurationError`: this cannot happen there, or a number is out of bounds.
         """
         self._plan.append(Injection(fault, at, handler, job, attempt, progress, times))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from jobpool.message.context import JobContext
@@ -21,24 +22,11 @@ class RecordedContext(JobContext):
     __slots__ = ("acks", "enqueued", "reports")
 
     def __init__(self, envelope: JobEnvelope, **facts: Any) -> None:
-        super().__init__(envelope, _Recorder(self), **facts)
         self.reports: list[tuple[float, str]] = []
         self.enqueued: list[JobDefinition] = []
         self.acks: list[object] = []
-
-
-class _Recorder:
-    def __init__(self, ctx: RecordedContext) -> None:
-        self._ctx = ctx
-
-    def progress(self, fraction: float, text: str, /) -> None:
-        self._ctx.reports.append((fraction, text))
-
-    def follow_up(self, definition: JobDefinition, /) -> None:
-        self._ctx.enqueued.append(definition)
-
-    def ack(self, connection: object, /) -> None:
-        self._ctx.acks.append(connection)
+        told = {"progress": lambda *report: self.reports.append(report), "follow_up": self.enqueued.append}
+        super().__init__(envelope, SimpleNamespace(**told, ack=self.acks.append), **facts)
 
 
 def context(

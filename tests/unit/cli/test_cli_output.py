@@ -6,9 +6,15 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, fit
+from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, cut, fit
 
 COLUMNS = columns("ID, HANDLER~, WHY~")
+
+
+def test_a_line_is_cut_to_the_places_that_it_takes() -> None:
+    lines = {("reports", 7): "reports", ("reports", 4): "rep…", ("日本語", 6): "日本語", ("日本語", 5): "日本…"}
+    lines |= {("日本語", 4): "日…", ("日本語", 1): "…", ("reports", 0): "…"}
+    assert {given: cut(*given) for given in lines} == lines
 
 
 def test_only_flexible_columns_are_cut_the_widest_first() -> None:

@@ -99,9 +99,10 @@ def test_the_summary_leaves_out_what_is_not_known_yet(tmp_path: Path) -> None:
     now = NOW
     note, board = publish(tmp_path, workers=0, ready=0, loop_at=0.0)
 
-    def shown() -> str:
-        [sample] = watcher.sample()
-        return summary(sample)
+    def shown(of: Watcher | None = None) -> str:
+        [sample] = (of or watcher).sample()
+        assert sample.header is not None
+        return summary(sample, sample.header)
 
     with board, Watcher(lambda: [note], now=lambda: now) as watcher:
         assert shown() == ""
@@ -111,8 +112,7 @@ def test_the_summary_leaves_out_what_is_not_known_yet(tmp_path: Path) -> None:
         board.header.write(depths=QueueDepth("reports", 0, 0, 0, None, 0).line())
         assert shown() == "1/2 busy  0 waiting  0 ended"
         with Watcher(lambda: [note]) as anew:
-            [sample] = anew.sample()
-        assert summary(sample) == "1/2 busy  0 waiting  0 ended"
+            assert shown(anew) == "1/2 busy  0 waiting  0 ended"
         board.header.write(depths=QueueDepth("reports", 0, 3, 0, None, 0).line())
         assert shown() == "1/2 busy  0 waiting  3 delayed  0 ended"
 

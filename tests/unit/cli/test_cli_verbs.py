@@ -338,7 +338,7 @@ def test_init_writes_what_can_be_loaded_and_says_what_next(jobpool: Jobpool, tmp
         "jobpool",
         "jobpool top",
     ]
-    settings = load(start=tmp_path / "shop")
+    settings = load(config=tmp_path / "shop" / "jobpool.toml")
     assert settings.apps == ("jobs",)
     assert settings.backend == f"sqlite:///{tmp_path}/shop/jobpool.db"
 

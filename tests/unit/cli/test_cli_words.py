@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from jobpool.cli.main import Verbs, _verb, arrange, cli, explained, walk
-from jobpool.settings import KEYS, SETTINGS, load
+from jobpool.settings import SETTINGS, load
 
 VERBS_OF_CLI = cli.list_commands(click.Context(cli))
 
@@ -68,7 +68,7 @@ def test_every_setting_has_its_flag_and_every_flag_of_the_pool_is_a_setting() ->
         "help",
     }
     flags = {param.name for param in _verb(cli, "run").params} - own
-    assert flags == KEYS - {"signing_key"}  # a key on the command line can be read by everybody on the machine
+    assert flags == SETTINGS.keys() - {"signing_key"}  # which everybody on the machine could read there
 
 
 def test_flags_reach_the_settings() -> None:

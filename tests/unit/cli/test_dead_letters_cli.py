@@ -210,7 +210,7 @@ def test_purge_keeps_the_newest(jobpool: Jobpool, broker: QueueBackend) -> None:
 def test_more_than_the_cap_goes_in_rounds(
     jobpool: Jobpool, broker: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "CAP", 4)
+    monkeypatch.setattr(bulk, "MAX_COUNTED", 4)
     monkeypatch.setattr(bulk, "BATCH", 3)
     for _ in range(11):
         kill_off(broker)

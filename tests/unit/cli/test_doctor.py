@@ -31,6 +31,11 @@ GIB = 2**30
 NOW = 1_800_000_000.0
 
 
+def nothing_silent(*_: object) -> tuple[Finding, ...]:
+    """Find no schedule that fires nothing."""
+    return ()
+
+
 def settings(**flags: Any) -> Settings:
     return load(flags)
 
@@ -461,7 +466,7 @@ def test_the_handlers_of_a_real_app(tmp_path: Path) -> None:
             "import os, sys; os.write(2, b'first\\nno \\xff license\\n\\n'); os._exit(1)",
             "with status 1, and its last words were: no \ufffd license",
         ),
-        ("import os; os.abort()", "the app was killed by signal 6 (Aborted)"),
+        ("import os; os.abort()", "the app was killed by SIGABRT"),
         ("raise RuntimeError('broken')", "RuntimeError: broken"),
     ],
 )
@@ -573,7 +578,7 @@ def test_jobs_that_would_wait_where_nothing_serves_them() -> None:
         backend.enqueue(JobDefinition("renamed", queue="big"))
 
     def told() -> list[tuple[Level, str]]:
-        return [(finding.level, finding.found) for finding in serving.examine(chosen, app)]
+        return [(finding.level, finding.found) for finding in serving.examine(chosen, app, nothing_silent)]
 
     lacking = (Level.WARNING, "jobs wait in queue 'big' whose handlers the app lacks: renamed")
     typo = (Level.WARNING, "2 jobs wait in queue 'typo'")
@@ -589,7 +594,7 @@ def test_jobs_that_would_wait_where_nothing_serves_them() -> None:
     directory = runtime_dir()
     register(directory, this_pool(name="other", backend=f"{chosen.backend}?timeout=3", directory=directory, **about))
     assert told() == [typo, lacking]
-    levels(serving.examine(chosen, app))
+    levels(serving.examine(chosen, app, nothing_silent))
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
@@ -597,7 +602,7 @@ def test_jobs_that_would_wait_where_nothing_serves_them() -> None:
 
 def test_everything_is_looked_at_also_while_the_broker_is_down() -> None:
     url = f"redis://user:topsecret@127.0.0.1:{free_port()}/0"
-    found = list(examine(settings(backend=url, signing_key=KEY)))
+    found = list(examine(settings(backend=url, signing_key=KEY), (), find_config(), nothing_silent))
     assert [finding.check for finding in found if finding.level is Level.PROBLEM] == ["broker"]
     assert "topsecret" not in str(found)
     assert [finding.check for finding in found] == [
@@ -611,7 +616,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_every_check_is_documented() -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
-    plain = {finding.check for finding in examine(settings(backend=url))}
+    plain = {finding.check for finding in examine(settings(backend=url), (), find_config(), nothing_silent)}
     files = [
         *(ROOT / "pool/jobpool/ops/doctor").glob("*.py"),
         *(ROOT / "backends/jobpool_backends").glob("*/checks.py"),

@@ -8,6 +8,7 @@ import logging
 import os
 import struct
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -15,6 +16,7 @@ from typing import TextIO
 import pytest
 from support.waiting import wait_until
 
+from jobpool.telemetry import logs
 from jobpool.telemetry.logs import JOB_LOG, MAX_UNWRITTEN_BYTES, LineHandler, RateLimit, configure, fields_of
 
 log = logging.getLogger("jobpool")
@@ -100,9 +102,10 @@ def test_configuring_twice_does_not_write_twice() -> None:
     assert stream.getvalue().count("\n") == 1
 
 
-def test_a_flood_of_one_kind_is_thinned_out_and_counted() -> None:
-    now = [0.0]
-    limit = RateLimit(burst=2, window=10.0, now=lambda: now[0])
+def test_a_flood_of_one_kind_is_thinned_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limit = [0.0], RateLimit()
+    monkeypatch.setattr(logs, "MAX_BURST_LINES", 2)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def passes(kind: str | None) -> tuple[bool, object]:
         record = logging.makeLogRecord({"msg": "rejected", "limit": kind} if kind else {"msg": "other"})

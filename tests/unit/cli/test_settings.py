@@ -21,7 +21,7 @@ from jobpool.master.serving import unserved_limits
 from jobpool.message.allowances import Allowances
 from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy
-from jobpool.settings import KEYS, NOT_SETTINGS, REMOVED, SETTINGS, Settings, load
+from jobpool.settings import NOT_SETTINGS, REMOVED, SETTINGS, Settings, load
 
 
 def write(path: Path, text: str) -> Path:
@@ -49,7 +49,7 @@ def test_a_table_in_pyproject_counts_and_a_pyproject_without_one_does_not(tmp_pa
     write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
     inner = write(tmp_path / "inner" / "pyproject.toml", "[tool.other]\n").parent
     assert find_config(start=inner).path == tmp_path / "pyproject.toml"
-    assert load(start=inner).workers == 3
+    assert load(config=tmp_path / "pyproject.toml").workers == 3
 
 
 def test_jobpool_toml_wins_over_pyproject_in_the_same_directory(tmp_path: Path) -> None:
@@ -498,7 +498,7 @@ def test_a_setting_of_former_versions_is_refused_with_what_to_write_instead(
 
 
 def test_what_is_to_be_written_instead_can_be_read() -> None:
-    assert not REMOVED.keys() & KEYS
+    assert not REMOVED.keys() & SETTINGS.keys()
     for sentence in REMOVED.values():
         for key, written in re.findall(r'(?:into|write) (\w+)(?:, such as| =) "(.*?)"', sentence):
             SETTINGS[key].read(written.replace("NAME", "careful"))

@@ -27,7 +27,7 @@ def test_a_size_is_bytes_or_a_text_with_units() -> None:
 
 
 def test_durations_and_sizes_are_shown_short() -> None:
-    short = {-3: "-3.0s", 0: "0.0s", 0.44: "0.4s", 9.94: "9.9s", 59.9: "59s"}
+    short = {-3.0: "-3.0s", 0: "0s", 4: "4s", 0.44: "0.4s", 9.94: "9.9s", 59.9: "59s"}
     assert {seconds: format_duration(seconds) for seconds in short} == short
     longer = {250: "4m10s", 11100: "3h05m", 183600: "2d03h"}
     assert {seconds: format_duration(seconds) for seconds in longer} == longer

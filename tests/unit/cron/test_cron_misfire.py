@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiers import examples
 
-from jobpool.cron.firing import MOST_SHOWN, Due, decide
+from jobpool.cron.firing import MAX_MISSED_NAMED, Due, decide
 from jobpool.cron.schedule import Schedule
 from jobpool.errors import InvalidJob
 from jobpool.message.cron_fields import Misfire
@@ -93,20 +93,20 @@ def test_after_a_year_the_newest_missed_are_named() -> None:
     )
 
     assert times(result.fire) == "11:58 11:59 12:00"
-    assert len(result.missed) == MOST_SHOWN
+    assert len(result.missed) == MAX_MISSED_NAMED
     assert result.missed[-1] == at("11:57")
     assert result.more
 
 
 def test_a_thousand_and_no_more_are_named_without_more() -> None:
-    start = NOON - timedelta(minutes=MOST_SHOWN)
+    start = NOON - timedelta(minutes=MAX_MISSED_NAMED)
     every = Schedule("* * * * *")
 
     exactly = decide(every, Misfire.parse("skip"), last=start, now=NOON + timedelta(minutes=0, seconds=70))
-    assert (len(exactly.missed), exactly.more) == (MOST_SHOWN, False)
+    assert (len(exactly.missed), exactly.more) == (MAX_MISSED_NAMED, False)
     assert times(exactly.fire) == "12:01"
     one_more = decide(every, Misfire.parse("skip"), last=start - timedelta(minutes=1), now=NOON + timedelta(seconds=70))
-    assert (len(one_more.missed), one_more.more) == (MOST_SHOWN, True)
+    assert (len(one_more.missed), one_more.more) == (MAX_MISSED_NAMED, True)
 
 
 @settings(max_examples=examples(150))

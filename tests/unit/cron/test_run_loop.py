@@ -12,20 +12,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from support.cronrig import START, CronRig, text, told
 from support.waiting import wait_until
 
 from jobpool.cron.firing import Firing, FiringStatus
-from jobpool.cron.service import RETRY_LONGEST, CronLoop, Stop, report
+from jobpool.cron.service import MAX_RETRY_PAUSE_S, CronLoop, Stop, report
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.message.guards import Rate
 from jobpool.telemetry.logs import JsonFormatter, LineHandler
 
 
-class Turning:
+class Turning(Stop):
     """Turns the rig's clock in place of sleeping; ends at `until` seconds. `at`: what happens then, once each."""
 
     def __init__(self, rig: CronRig, until: float, **at: object) -> None:
@@ -101,11 +102,11 @@ def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
         rig.backend.silent = silent
 
     sleeper = Turning(rig, 400.0, s30=lambda: silence(True), s200=lambda: silence(False))
-    CronLoop(rig.runner(), sleeper, report).run()
+    CronLoop(rig.runner(), sleeper, partial(report, options=ChildOptions())).run()
     assert rig.queued()[0] == ("a", text(0))
     assert {("a", text(number)) for number in (4, 5, 6)} <= set(rig.queued())
     assert len(rig.queued()) == len(set(rig.queued()))
-    assert RETRY_LONGEST * 0.75 <= max(sleeper.slept) <= RETRY_LONGEST
+    assert MAX_RETRY_PAUSE_S * 0.75 <= max(sleeper.slept) <= MAX_RETRY_PAUSE_S
     said = [record.getMessage() for record in lines if record.levelno > logging.DEBUG]
     assert said[0] == "schedule fired"
     assert said[1] == "cron is ready"
@@ -116,7 +117,7 @@ def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
 def test_a_broker_that_refuses_at_the_start_ends_the_loop(rig: CronRig) -> None:
     rig.backend.error, rig.backend.silent = AccessRefused("a wrong password"), True
     with pytest.raises(AccessRefused):
-        CronLoop(rig.runner(), Turning(rig, 30.0)).run()
+        CronLoop(rig.runner(), Turning(rig, 30.0), len).run()
 
 
 def test_what_has_to_wait_makes_nothing_else_late(rig: CronRig) -> None:
@@ -170,7 +171,7 @@ def test_each_of_many_that_fail_at_once_is_named() -> None:
     log.addHandler(handler)
     try:
         for status in (FiringStatus.FAILED, FiringStatus.MISSED):
-            report([Firing(f"nightly-{number}", START, status) for number in range(12)])
+            report([Firing(f"nightly-{number}", START, status) for number in range(12)], ChildOptions())
     finally:
         log.removeHandler(handler)
     named = Counter(json.loads(line)["name"] for line in stream.getvalue().splitlines())
@@ -208,7 +209,7 @@ def test_a_run_that_fails_is_told_with_its_stack_and_what_it_printed(
 def test_each_firing_is_a_line_with_its_lateness(
     status: FiringStatus, level: str, lines: list[logging.LogRecord]
 ) -> None:
-    report([Firing("nightly", START + timedelta(minutes=1), status, 0.25, id="abc")])
+    report([Firing("nightly", START + timedelta(minutes=1), status, 0.25, id="abc")], ChildOptions())
     [record] = lines
     assert record.levelname == level
     fields = record.fields  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from support.cronrig import START
 
 from jobpool.broker.broker_time import ASK_EVERY
 from jobpool.clock import ManualClock
-from jobpool.cron.runner import LOOK_EVERY, CronTime
+from jobpool.cron.runner import CLOCK_LOOK_S, CronTime
 from jobpool.errors import BackendUnavailable
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode
@@ -114,4 +114,4 @@ def test_without_a_broker_s_clock_this_machine_s_wall_clock_counts(broker: Broke
     time.now()
     turn(broker).set_wall(3600.0)
     assert since_start(time.now()) == 3600.0
-    assert (broker.asked, time.check_interval) == (1, LOOK_EVERY)
+    assert (broker.asked, time.check_interval) == (1, CLOCK_LOOK_S)

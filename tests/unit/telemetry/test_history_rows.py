@@ -19,7 +19,7 @@ from jobpool.message.setting_types import History, parse_history
 from jobpool.telemetry.history.places import check_place
 from jobpool.telemetry.history.row import (
     FIELDS,
-    LARGEST,
+    MAX_ROW_BYTES,
     UNNAMED,
     AttemptRow,
     decode,
@@ -78,7 +78,7 @@ def test_a_cause_that_is_no_record_stays_a_text() -> None:
 )
 def test_a_row_never_grows_too_large_for_a_key_store(text: str) -> None:
     line = encode(row_of(an_attempt(output=text, error=text, payload={"a": text}), MASKER))
-    assert len(line) <= LARGEST
+    assert len(line) <= MAX_ROW_BYTES
     row = decode(line)
     assert row is not None
     assert "characters cut by the history" in row["output"]

@@ -33,7 +33,7 @@ class Gathered:
         return taken
 
 
-class Moody(Place):
+class Moody(HistoryTable):
     """Keeps what it is given, when it works."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def test_what_could_not_be_written_is_tried_again_and_said_once_each_way(caplog:
 def test_an_error_in_the_thread_is_said_and_it_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "EVERY", 0.01)
+    monkeypatch.setattr(module, "VISIT_PAUSE_S", 0.01)
     place, calls = Moody(), iter([MemoryError(), RuntimeError("a fault of ours")])
 
     def take() -> list[AttemptRow]:
@@ -123,7 +123,7 @@ def test_an_error_in_the_thread_is_said_and_it_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("bound", "most", "output", "kept"), [("MOST_LEFT", 10, 0, 10), ("BYTES_LEFT", 200_000, 40_000, 4)]
+    ("bound", "most", "output", "kept"), [("MAX_LEFT_LINES", 10, 0, 10), ("MAX_LEFT_BYTES", 200_000, 40_000, 4)]
 )
 def test_an_outage_fills_no_memory_and_what_is_dropped_is_counted(
     monkeypatch: pytest.MonkeyPatch, bound: str, most: int, output: int, kept: int
@@ -140,8 +140,8 @@ def test_an_outage_fills_no_memory_and_what_is_dropped_is_counted(
 
 
 def test_large_rows_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
-    monkeypatch.setattr(module, "BYTES_AT_ONCE", 50_000)
+    monkeypatch.setattr(module, "MAX_LINES_A_CALL", 4)
+    monkeypatch.setattr(module, "MAX_BYTES_A_CALL", 50_000)
     place = Moody()
     a_writer(place).write([an_attempt(n) for n in range(9)] + [an_attempt(n, output="x" * 40_000) for n in range(4)])
     assert place.calls == [4, 4, 3, 2]

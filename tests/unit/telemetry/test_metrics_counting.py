@@ -45,7 +45,7 @@ def test_a_copy_stays_as_it_was_and_differences_are_what_came_since() -> None:
     earlier = histogram.copy()
     histogram.add(2.0)
     assert earlier.counts == [1, 0]
-    since = histogram.without(earlier)
+    since = histogram.plus(earlier, -1)
     assert (since.counts, since.total) == ([0, 1], 2.0)
     assert since.plus(earlier).counts == histogram.counts
 
@@ -100,9 +100,6 @@ def test_the_interface_counts_the_same_by_its_own_means() -> None:
             self.seen.append((metric.name, labels, by))
 
         def observe(self, metric: names.Metric, value: float, labels: Labels = ()) -> None:
-            self.seen.append((metric.name, labels, value))
-
-        def gauge(self, metric: names.Metric, value: float, labels: Labels = ()) -> None:
             self.seen.append((metric.name, labels, value))
 
     plain = Plain()

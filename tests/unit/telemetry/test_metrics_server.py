@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.telemetry.metrics import server as module
 from jobpool.telemetry.metrics.pages import Page, text_page
-from jobpool.telemetry.metrics.server import MOST_CONNECTIONS, Server
+from jobpool.telemetry.metrics.server import MAX_CONNECTIONS, Server
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def test_rubbish_does_not_disturb_others(said: bytes) -> None:
 
 
 def test_who_is_slow_is_hung_up_on_even_while_he_goes_on_talking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.4)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.4)
     with serving(livez=fine) as port, contextlib.closing(knock(port, b"GET /livez HTTP/1.1\r\n")) as slow:
         begun = time.monotonic()
 
@@ -126,8 +126,8 @@ def test_who_is_slow_is_hung_up_on_even_while_he_goes_on_talking(monkeypatch: py
 def test_a_flood_gets_no_more_threads_than_there_are_and_is_over_when_it_is_over() -> None:
     with serving(livez=fine) as port:
         before = threading.active_count()
-        flood = [knock(port) for _ in range(MOST_CONNECTIONS * 3)]
-        wait_until(lambda: threading.active_count() == before + MOST_CONNECTIONS, 10)
+        flood = [knock(port) for _ in range(MAX_CONNECTIONS * 3)]
+        wait_until(lambda: threading.active_count() == before + MAX_CONNECTIONS, 10)
         for client in flood:
             client.close()
         wait_until(lambda: threading.active_count() <= before, 10, "their threads have ended")
@@ -136,7 +136,7 @@ def test_a_flood_gets_no_more_threads_than_there_are_and_is_over_when_it_is_over
 
 def test_idle_connections_keep_nobody_from_the_pages() -> None:
     with serving(livez=fine) as port, contextlib.ExitStack() as idle:
-        for _ in range(MOST_CONNECTIONS * 2):
+        for _ in range(MAX_CONNECTIONS * 2):
             idle.enter_context(contextlib.closing(knock(port)))
             idle.enter_context(contextlib.closing(knock(port, b"GET /livez HTTP/1.1\r\n")))
         for _ in range(3):
@@ -155,7 +155,7 @@ def test_a_request_that_is_being_answered_is_not_dropped_for_a_new_connection() 
     with serving(metrics=slow, livez=fine) as port, contextlib.ExitStack() as idle:
         client = idle.enter_context(contextlib.closing(knock(port, b"GET /metrics HTTP/1.1\r\n\r\n")))
         assert began.wait(10)
-        for _ in range(MOST_CONNECTIONS * 2):
+        for _ in range(MAX_CONNECTIONS * 2):
             idle.enter_context(contextlib.closing(knock(port)))
         assert get(port, "/livez")[0] == 200
         let_go.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -52,7 +51,6 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
     supports_defer = True
     supports_async_task = True
     supports_priority = True
-    supports_get_result = False
 
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
@@ -72,7 +70,12 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         blocks for one round trip to the broker.
         """
         self.validate_task(task)
-        _check_name(task)
+        try:
+            found = running.find(task.module_path)
+        except (LookupError, TypeError) as error:
+            raise InvalidTask(str(error)) from None
+        if found.func is not task.func:  # so a worker would run that one
+            raise InvalidTask(f"{task.module_path} is another task: give each function a name of its own")
         running.check_arguments(task, args, kwargs)
         result = running.new_result(task, secrets.token_hex(8), list(args), dict(kwargs), self.alias)
         job = self._define(result)
@@ -142,13 +145,16 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         task = result.task
         payload = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs, "backend": self.alias}
         payload |= {"keep": True} if self.supports_get_result else {}
+        due = task.run_after
+        if due is not None and timezone.is_naive(due):  # without USE_TZ it means the zone of TIME_ZONE
+            due = timezone.make_aware(due)
         return self._job(
             task.module_path,
             payload,
             identifier=result.id,
             queue=task.queue_name,
             priority=NORMAL_PRIORITY - task.priority,
-            scheduled_at=_aware(task.run_after),
+            scheduled_at=due,
         )
 
     def _send(self, job: JobDefinition, result: Any) -> None:
@@ -176,18 +182,3 @@ def entries() -> list[JobpoolBackend]:
     """Return the entries of TASKS that are of jobpool, `default` before the others."""
     found = [backend for backend in task_backends.all() if isinstance(backend, JobpoolBackend)]
     return sorted(found, key=lambda backend: backend.alias != "default")
-
-
-def _aware(moment: datetime | None) -> datetime | None:
-    """Return the moment with a time zone; without USE_TZ it has none, and means that of TIME_ZONE."""
-    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
-
-
-def _check_name(task: Any) -> None:
-    """Raise `InvalidTask` if a worker would not find this task under its module and name."""
-    try:
-        found = running.find(task.module_path)
-    except (LookupError, TypeError) as error:
-        raise InvalidTask(str(error)) from None
-    if found.func is not task.func:
-        raise InvalidTask(f"{task.module_path} is another task: give each function a name of its own")

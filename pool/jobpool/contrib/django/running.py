@@ -46,9 +46,7 @@ def register(queues: Iterable[str] = ()) -> None:
 def find(path: str) -> Any:
     """Return the task at `module.name`. Imports the module, if it is of an installed app or of the project's package.
 
-    Raises:
-        LookupError: Nothing has this name, or the module is of another package.
-        TypeError: It is something else than a task.
+    Raises `LookupError`: nothing has this name, or the module is of another package; `TypeError`: it is not a task.
     """
     module, _, name = path.rpartition(".")
     if module == "__main__" or (module not in sys.modules and not _is_of_project(module)):

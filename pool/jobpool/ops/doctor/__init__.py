@@ -6,9 +6,8 @@ settings (`QueueBackend.diagnose`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding
@@ -19,11 +18,7 @@ from jobpool.settings import Settings
 
 
 def examine(
-    settings: Settings,
-    *,
-    sys_path: Iterable[str | Path] = (),
-    config: ConfigFile | None = None,
-    silent: serving.Silent = lambda *_: (),
+    settings: Settings, sys_path: Sequence[str], config: ConfigFile, silent: serving.Silent
 ) -> Iterator[Finding]:
     """Yield every finding. Nothing raises: a failed question is a finding itself.
 
@@ -31,14 +26,13 @@ def examine(
     `silent`: asked for the schedules that fire nothing because a clock was ahead. Blocks for a few calls to the broker,
     and while the app is imported (see `handlers.load`).
     """
-    app = handlers.load(settings, [str(path) for path in sys_path])
+    app = handlers.load(settings, sys_path)
     infos = app.handlers if isinstance(app, Loaded) else []
     if infos and not settings.queues:
         settings = replace(settings, queues=tuple((queue, 1.0) for queue in named_queues(infos)))
     yield from configuration.judge(settings)
-    if config is not None:
-        yield from configuration.judge_hidden(config)
-        yield from configuration.judge_file(config)
+    yield from configuration.judge_hidden(config)
+    yield from configuration.judge_file(config)
     yield from machine.judge(settings)
     answers = True
     for finding in broker.examine(settings):

@@ -19,8 +19,8 @@ FIT = "broker.fit"
 
 USELESS = "no pool starts with this"
 
-SKEW_TOLD = 1.0
-SKEW_BAD = 5.0  # seconds between two clocks: from these on a warning, and a problem
+SKEW_TOLD_S = 1.0
+SKEW_BAD_S = 5.0  # seconds between two clocks: from these on a warning, and a problem
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -102,8 +102,8 @@ def judge_skew(ahead: float | None, blur: float) -> Finding:
         return Finding("broker.clock", Level.OK, "the broker tells no clock of its own: this machine's counts")
     found = f"the broker's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
     off = abs(ahead) - blur
-    if off <= SKEW_TOLD:
+    if off <= SKEW_TOLD_S:
         return Finding("broker.clock", Level.OK, found)
     why = "jobs with a time (scheduled_at, expires_in) are run, or thrown away, that much too early or too late"
-    level = Level.PROBLEM if off > SKEW_BAD else Level.WARNING
+    level = Level.PROBLEM if off > SKEW_BAD_S else Level.WARNING
     return Finding("broker.clock", level, found, why, "run an NTP client on both machines")

@@ -15,11 +15,10 @@ from jobpool.master.serving import unserved_limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
-SHORTEST_KEY = 16  # bytes of a signing key: half of what HMAC-SHA256 can use, and beyond guessing
+MIN_KEY_BYTES = 16  # bytes of a signing key: half of what HMAC-SHA256 can use, and beyond guessing
 
-SHORT_TTL = 3.0
-LONG_TTL = 3600.0  # seconds: outside of these a ttl deserves a word
-USUAL_PATIENCE = 5.0  # seconds that a call may take where the URL says nothing: the longest of the backends' own limits
+SHORT_TTL_S, LONG_TTL_S = 3.0, 3600.0  # outside of these a ttl deserves a word
+USUAL_CALL_TIMEOUT_S = 5.0  # of a call where the URL says nothing: the longest of the backends' own limits
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
@@ -91,9 +90,9 @@ def judge_keys(settings: Settings) -> Iterator[Finding]:
 def judge_strength(keys: Sequence[str]) -> Iterator[Finding]:
     """Judge the keys themselves; find nothing if they are good, or there is none."""
     check = "signing-key"
-    shortest = min((len(key.encode()) for key in keys), default=SHORTEST_KEY)
-    if shortest < SHORTEST_KEY:
-        found = f"a signing key has {shortest} byte{'s' if shortest != 1 else ''}, fewer than {SHORTEST_KEY}"
+    shortest = min((len(key.encode()) for key in keys), default=MIN_KEY_BYTES)
+    if shortest < MIN_KEY_BYTES:
+        found = f"a signing key has {shortest} byte{'s' if shortest != 1 else ''}, fewer than {MIN_KEY_BYTES}"
         why = "who has one signed message can guess it, and then enqueue anything"
         yield Finding(check, Level.PROBLEM, found, why, "make one with `openssl rand -hex 32`")
     if len(set(keys)) < len(keys):
@@ -116,20 +115,20 @@ def _no_key(check: str, url: str) -> Finding:
 def judge_ttl(ttl: float, url: str) -> Finding:
     """Judge `ttl`: a lease is renewed at a third of it, and must survive a call that runs into the URL's `timeout`."""
     try:
-        patience = float(dict(parse_qsl(url.partition("?")[2])).get("timeout", USUAL_PATIENCE))
+        timeout = float(dict(parse_qsl(url.partition("?")[2])).get("timeout", USUAL_CALL_TIMEOUT_S))
     except ValueError:  # the check of the broker says so
-        patience = USUAL_PATIENCE
-    limit = f"a call to the broker may take {patience:.12g} s"
-    if patience >= ttl * 2 / 3:
+        timeout = USUAL_CALL_TIMEOUT_S
+    limit = f"a call to the broker may take {timeout:.12g} s"
+    if timeout >= ttl * 2 / 3:
         why = "one renewal without an answer (they begin at a third of it) loses leases, and their jobs run twice"
         below = floor(ttl / 3 * 10) / 10
-        mend = f"set ttl to {patience * 3:.12g} or more"
+        mend = f"set ttl to {timeout * 3:.12g} or more"
         mend += f", or ?timeout= in backend to {below:.12g} or less" if below else ""
         return Finding("ttl", Level.PROBLEM, f"ttl is {ttl:.12g} s, and {limit}", why, mend)
-    if ttl < SHORT_TTL:
+    if ttl < SHORT_TTL_S:
         why = "a master that stands still for so long (a suspend, swapping) loses its leases, and their jobs run twice"
         return Finding("ttl", Level.WARNING, f"ttl is {ttl:.12g} s", why, "set ttl to 30")
-    if ttl > LONG_TTL:
+    if ttl > LONG_TTL_S:
         why = "after the death of a machine its jobs wait for so long until another pool gets them"
         mend = "set ttl to 30: leases are renewed, jobs may take longer"
         return Finding("ttl", Level.WARNING, f"ttl is {ttl:.12g} s", why, mend)

@@ -20,8 +20,10 @@ from jobpool.errors import ENQUEUE_LATER
 from jobpool.ipc.frames import HandlerInfo, Loaded
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import innermost
+from jobpool.message.names import listed
 from jobpool.message.printable import MAX_HEADLINE_CHARS
 from jobpool.message.units import format_size
+from jobpool.policy.classify import signal_name
 from jobpool.settings import ANY_COMMAND, Settings
 
 ANSWER_LIMIT_S = 10.0  # seconds after boot_timeout in which the process that imports has to tell where it hangs
@@ -33,8 +35,6 @@ _RUN_ANYTHING = frozenset((*_SHELLS, *_STARTERS, *_LANGUAGES))  # programs that 
 
 _METADATA = tuple(map(ip_address, ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")))
 """Where clouds serve what a machine is and may do."""
-
-_MANY = 5  # names that are told of more
 
 _BEGIN_LATER = "begin it in the handler, or in a hook of os.register_at_fork (docs/forking.md)"
 _forks = partial(Finding, "forking", Level.WARNING)
@@ -71,7 +71,7 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
 
 def _spoilt(files: Sequence[str], settings: Settings) -> Iterator[Finding]:
     if files and settings.workers > 1:
-        found = f"each child rotates or empties these log files by itself: {_list(files)}"
+        found = f"each child rotates or empties these log files by itself: {listed(files)}"
         yield _forks(found, "that loses lines of others", "use WatchedFileHandler in mode 'a', and logrotate")
 
 
@@ -79,19 +79,19 @@ def _missing(threads: Sequence[str], native: int, cut: Sequence[str]) -> Iterato
     """Yield what the app's import leaves behind that its forked children do not have."""
     if threads:
         why = "forking is not safe, so each child imports the app: it starts later, and shares no memory"
-        yield _forks(f"the app leaves threads running after its import: {_list(threads)}", why, _BEGIN_LATER)
+        yield _forks(f"the app leaves threads running after its import: {listed(threads)}", why, _BEGIN_LATER)
     if native:
         why = "a job whose library waits for one of them hangs until its timeout"
         yield _forks(f"the app leaves {native} native threads running after its import", why, "set preload = false")
     if cut:
         why = "a job that uses one of them fails"
-        yield _forks(f"the app's import opens what its children do not have: {_list(cut)}", why, _BEGIN_LATER)
+        yield _forks(f"the app's import opens what its children do not have: {listed(cut)}", why, _BEGIN_LATER)
 
 
 def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
     """Yield contradictions to the settings; one line if there are none."""
     names = [handler.name for handler in handlers if handler.enabled]
-    well = Finding("handlers", Level.OK, f"within the settings: {_list(names)}")
+    well = Finding("handlers", Level.OK, f"within the settings: {listed(names)}")
     bad = [*_times_and_retries(handlers, settings), *_lists(handlers, settings), *_permissions(settings)]
     yield from bad or [well]
 
@@ -100,15 +100,15 @@ def _times_and_retries(handlers: Sequence[HandlerInfo], settings: Settings) -> I
     most = settings.retry.max_attempts
     if names := [handler.name for handler in handlers if handler.timeout == 0]:
         why = "one that hangs holds its place, and its job, for ever"
-        yield _warning(f"timeout=0 (unlimited) on {_list(names)}", why, "give each a timeout")
+        yield _warning(f"timeout=0 (unlimited) on {listed(names)}", why, "give each a timeout")
     with_retries = (handler for handler in handlers if handler.max_retries and handler.name != ON_DEATH)  # it has waits
     names = [handler.name for handler in with_retries if not handler.backoff]
     if names and settings.retry.strategy == "none":
-        found = f"retry is 'none', and max_retries is set on {_list(names)}"
+        found = f"retry is 'none', and max_retries is set on {listed(names)}"
         why = "the attempts follow each other at once, so an outage of a second uses them all up"
         yield _warning(found, why, "leave retry out, or give them a backoff")
     if names := [handler.name for handler in handlers if most and (handler.max_retries or 0) + 1 > most]:
-        found = f"retry has attempts={most}, and max_retries asks for more on {_list(names)}"
+        found = f"retry has attempts={most}, and max_retries asks for more on {listed(names)}"
         why = "they are dead after fewer attempts than they ask for"
         yield _warning(found, why, "raise attempts in retry, or lower max_retries")
 
@@ -120,12 +120,12 @@ def _lists(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Find
     idle = {handler.name for handler in handlers if not handler.enabled and handler.name != "url"}
     for queue, names in settings.queue_handlers.items():
         if missing := [name for name in names if name not in known]:
-            found = f"queue_handlers allows on queue {queue!r} what no app registers: {_list(missing)}"
+            found = f"queue_handlers allows on queue {queue!r} what no app registers: {listed(missing)}"
             why = "a job with the handler's real name is dead on that queue"
             yield Finding("handlers", Level.PROBLEM, found, why, "correct the name")
     for queue, names in settings.queue_handlers.items():
         if useless := [name for name in names if name in idle]:
-            found = f"queue_handlers allows on queue {queue!r} built-in handlers that may do nothing: {_list(useless)}"
+            found = f"queue_handlers allows on queue {queue!r} built-in handlers that may do nothing: {listed(useless)}"
             mend = "set what they may do (docs/handlers.md), or take them off the list"
             yield _warning(found, "every job for them is dead at once", mend)
 
@@ -138,30 +138,13 @@ def _permissions(settings: Settings) -> Iterator[Finding]:
         mend = "name the programs that jobs need in allowed_shell_commands"
         yield _warning("allowed_shell_commands has '*', any program", why, mend)
     elif names := [name for name in allowed if os.path.basename(name) in _RUN_ANYTHING]:
-        found = f"allowed_shell_commands names what runs whatever it is told: {_list(names)}"
+        found = f"allowed_shell_commands names what runs whatever it is told: {listed(names)}"
         yield _warning(found, why, "name programs that do one thing, or scripts of your own")
     blocks = [ip_network(block) for block in settings.allowed_url_networks]
     if names := [str(block) for block in blocks if any(address in block for address in _METADATA)]:
-        found = f"allowed_url_networks holds an address where a cloud serves credentials: {_list(names)}"
+        found = f"allowed_url_networks holds an address where a cloud serves credentials: {listed(names)}"
         why = "whoever can enqueue a job, and read its output, can be this machine"
         yield _warning(found, why, "name the smallest blocks that will do")
-
-
-def _list(names: Sequence[str]) -> str:
-    more = len(names) - _MANY
-    return ", ".join(names[:_MANY]) + (f" and {more} more" if more > 0 else "")
-
-
-def _exit_of(code: int) -> str:
-    if code < 0:
-        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
-    return f"ended its process with status {code}"
-
-
-def _last_words(printed: str) -> str:
-    """Return the last line that a process has printed, as the end of a sentence; "" = it has printed none."""
-    lines = [line for line in map(str.strip, printed.splitlines()) if line]
-    return f", and its last words were: {lines[-1][:MAX_HEADLINE_CHARS]}" if lines else ""
 
 
 def _hangs(settings: Settings, stack: str) -> Finding:
@@ -196,7 +179,11 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
     except ValueError:
         if done.returncode == -signal.SIGALRM:
             return _hangs(settings, done.stderr)
-        told = {"error": f"while it was imported, the app {_exit_of(done.returncode)}{_last_words(done.stderr)}"}
+        code = done.returncode
+        end = f"was killed by {signal_name(-code)}" if code < 0 else f"ended its process with status {code}"
+        lines = [line for line in map(str.strip, done.stderr.splitlines()) if line]
+        end += f", and its last words were: {lines[-1][:MAX_HEADLINE_CHARS]}" if lines else ""
+        told = {"error": f"while it was imported, the app {end}"}
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
         return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)

@@ -25,8 +25,8 @@ from jobpool.settings import Settings
 
 STOP_MARGIN_S = 2.0  # seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes
 STOP_VARIABLE = "TIMEOUT_STOP_SEC"  # how long the supervisor waits, where it cannot be asked
-KUBERNETES_GRACE = 30.0  # seconds. Source: Kubernetes, Pod v1, terminationGracePeriodSeconds.
-DOCKER_GRACE = 10.0  # seconds. Source: docker stop, --time.
+KUBERNETES_GRACE_S = 30.0  # seconds. Source: Kubernetes, Pod v1, terminationGracePeriodSeconds.
+DOCKER_GRACE_S = 10.0  # seconds. Source: docker stop, --time.
 SYSTEMCTL_LIMIT_S = 3.0  # seconds that systemctl may take
 
 NO_LIMIT_BYTES = 1 << 60  # without a limit, control groups report more than this
@@ -85,9 +85,10 @@ def find_supervisor(environ: Mapping[str, str], root: Path) -> Supervisor | None
         if seconds is not None:
             return Supervisor(f"systemd ({unit})", seconds, "TimeoutStopSec")
     if "KUBERNETES_SERVICE_HOST" in environ:
-        return Supervisor("Kubernetes", KUBERNETES_GRACE, "terminationGracePeriodSeconds", known=False)
+        return Supervisor("Kubernetes", KUBERNETES_GRACE_S, "terminationGracePeriodSeconds", known=False)
     if (root / ".dockerenv").exists():
-        return Supervisor("docker", DOCKER_GRACE, "the time of docker stop (stop_grace_period in compose)", known=False)
+        setting = "the time of docker stop (stop_grace_period in compose)"
+        return Supervisor("docker", DOCKER_GRACE_S, setting, known=False)
     return None
 
 

@@ -14,6 +14,7 @@ from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.master.run import waiting_elsewhere
 from jobpool.master.serving import unserved_handlers
+from jobpool.message.names import listed
 from jobpool.ops.runtime_dir import PoolFile, runtime_dir, serving
 from jobpool.settings import Settings
 
@@ -24,9 +25,7 @@ Silent = Callable[[QueueBackend, Collection[str]], Iterable[Finding]]
 """Returns findings about the schedules of these names that fire nothing because a clock was ahead."""
 
 
-def examine(
-    settings: Settings, handlers: Sequence[HandlerInfo], silent: Silent | None = lambda *_: ()
-) -> Iterator[Finding]:
+def examine(settings: Settings, handlers: Sequence[HandlerInfo], silent: Silent | None) -> Iterator[Finding]:
     """Yield what waits, or would wait. Unless `silent` is None it asks the broker, which blocks for a round trip a
     queue.
     """
@@ -39,12 +38,14 @@ def examine(
     names = [name for info in handlers for name in info.schedules]
     with suppress(JobpoolError):  # the check of the broker says so
         bad += _asked(settings, served, handlers, silent) if silent and (served or names) else ()
-    yield from bad or [Finding(CHECK, Level.OK, f"queues with a pool here, or with these settings: {_list(served)}")]
+    yield from bad or [
+        Finding(CHECK, Level.OK, f"queues with a pool here, or with these settings: {listed(sorted(served)) or 'none'}")
+    ]
 
 
 def _handlers(handlers: Sequence[HandlerInfo], served: Collection[str]) -> Iterator[Finding]:
     for queue, names in unserved_handlers(handlers, served).items():
-        found = f"jobs of {_list(names)} go to queue {queue!r}"
+        found = f"jobs of {listed(sorted(names))} go to queue {queue!r}"
         why = "neither these settings nor a pool here serve it, so they wait unless one elsewhere does"
         yield Finding(CHECK, Level.NOTE, found, why, f"add {queue!r} to `queues`, or leave `queues` out")
 
@@ -54,7 +55,7 @@ def _schedules(handlers: Sequence[HandlerInfo], settings: Settings, pools: Seque
     if names and not (settings.cron or any(pool.scheduler for pool in pools)):
         why = "neither these settings nor a pool here fire them, so they wait unless a scheduler elsewhere does"
         mend = "set cron in one pool, or run `jobpool cron run`"
-        yield Finding(CHECK, Level.NOTE, f"the app has schedules: {_list(names)}", why, mend)
+        yield Finding(CHECK, Level.NOTE, f"the app has schedules: {listed(sorted(names))}", why, mend)
 
 
 def _asked(
@@ -79,11 +80,7 @@ def _lacking(backend: QueueBackend, queues: Collection[str], known: Collection[s
     for queue in queues:
         page = backend.list_messages(MessageFilter(queue=queue, states=UNHELD), limit=FIRST_JOBS)
         if names := {message.handler for message in page} - {*known, ""}:
-            found = f"jobs wait in queue {queue!r} whose handlers the app lacks: {_list(names)}"
+            found = f"jobs wait in queue {queue!r} whose handlers the app lacks: {listed(sorted(names))}"
             why = "they are dead after `unknown_handler_grace` in a pool, unless another pool has them"
             mend = "name the app that has them (--app), or keep a former name as an alias (docs/handlers.md)"
             yield Finding(CHECK, Level.WARNING, found, why, mend)
-
-
-def _list(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -18,7 +18,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import ConfigurationError
@@ -38,34 +38,24 @@ log = logging.getLogger("jobpool.history")
 Line = tuple[str, bytes]  # a name, and a row's line without its end
 
 
-class Place(Protocol):
-    """The place of rows. Each method raises `OSError` or `BackendUnavailable`."""
-
-    def append(self, lines: Sequence[Line]) -> None:
-        """Keep lines, in their order. After an error, a broker may have kept some of them."""
-
-    def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        """Return the newest rows of a name, the newest first."""
-
-    def names(self) -> list[str]:
-        """Return the names that have rows, sorted."""
-
-
 class HistoryTable:
-    """A history in the broker, as logs of its key store."""
+    """A history in the broker, as logs of its key store. Each method raises `BackendUnavailable`."""
 
     def __init__(self, keys: KeyStore, keep: int) -> None:
         self._keys = keys
         self._keep = keep
 
     def append(self, lines: Sequence[Line]) -> None:
+        """Keep lines, in their order. After an error the broker may have kept some of them."""
         self._keys.append_log(SPACE, lines, self._keep)
 
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
+        """Return the newest rows of a name, the newest first."""
         lines = self._keys.read_log(SPACE, log_name(name), limit=limit)
         return [row for line in lines if (row := decode(line)) is not None]
 
     def names(self) -> list[str]:
+        """Return the names that have rows, sorted."""
         return self._keys.list_logs(SPACE)
 
 
@@ -152,6 +142,9 @@ class HistoryFile:
                 raise
             finally:
                 os.close(fd)
+
+
+Place = HistoryFile | HistoryTable
 
 
 def newest(stream: BinaryIO, keep: int, largest: int) -> Iterator[bytes]:

@@ -21,8 +21,8 @@ FIELDS = (
 
 MASKED = frozenset({"name", "job", "payload", "output", "error", "cause"})
 
-LARGEST = 200 * 1024  # bytes of one row: a key store takes 256 KiB, and a line is easier to read
-LONGEST_TEXT = 64 * 1024 + 256
+MAX_ROW_BYTES = 200 * 1024  # bytes of one row: a key store takes 256 KiB, and a line is easier to read
+MAX_FIELD_CHARS = 64 * 1024 + 256
 """Characters of one field, at first; halved until the row is not too large. An output at its cap of 64 KiB, with the
 mark of that, is not cut again."""
 
@@ -32,10 +32,7 @@ UNNAMED = "-"  # the name of what has none that could be one: messages that were
 
 
 class AttemptRow(Struct, frozen=True):
-    """The facts of one attempt whose settlement was accepted. Times: Unix seconds; `duration` in seconds.
-
-    `start` None: its handler did not run. `cause`: as in `Message.cause`.
-    """
+    """The facts of one attempt whose settlement was accepted."""
 
     name: str
     job: str
@@ -46,9 +43,9 @@ class AttemptRow(Struct, frozen=True):
     status: str
     output: str = ""
     error: str | None = None
-    start: float | None = None
-    duration: float | None = None
-    cause: str | None = None
+    start: float | None = None  # Unix time; None = its handler did not run
+    duration: float | None = None  # seconds
+    cause: str | None = None  # as in `Message.cause`
 
 
 def row_of(attempt: AttemptRow, masker: Masker) -> dict[str, Any]:
@@ -68,9 +65,9 @@ def _cause(cause: str | None) -> Any:
     return found if isinstance(found, dict) else cause
 
 
-def encode(row: Mapping[str, Any], largest: int = LARGEST) -> bytes:
+def encode(row: Mapping[str, Any], largest: int = MAX_ROW_BYTES) -> bytes:
     """Return one line of JSON, without its end, of at most `largest` bytes: long fields are cut, and say so."""
-    room = LONGEST_TEXT
+    room = MAX_FIELD_CHARS
     while True:
         cut = {field: _without_middle(value, room) for field, value in row.items()}
         line = json.dumps(cut, ensure_ascii=False).encode("utf-8", "replace")

@@ -19,13 +19,14 @@ from jobpool.message.masking import Masker
 from jobpool.telemetry.history.places import Line, Place
 from jobpool.telemetry.history.row import AttemptRow, encode, log_name, row_of
 
-EVERY = 0.5  # seconds between two visits
-MOST_AT_ONCE = 500
-BYTES_AT_ONCE = 1024 * 1024
+VISIT_PAUSE_S = 0.5  # seconds between two visits
+MAX_LINES_A_CALL = 500
+MAX_BYTES_A_CALL = 1024 * 1024
 """Lines, and bytes but for the last line, in one call: it holds up nobody else at the broker for long."""
 
-MOST_LEFT = 10_000
-BYTES_LEFT = 16 * 1024 * 1024  # lines, and bytes, that are kept while a place cannot be written; the oldest go first
+MAX_LEFT_LINES = 10_000
+MAX_LEFT_BYTES = 16 * 1024 * 1024
+"""Lines, and bytes, that are kept while a place cannot be written; the oldest go first."""
 
 log = logging.getLogger("jobpool.history")
 
@@ -95,7 +96,7 @@ class Writer(threading.Thread):
         """Write until the end. No error ends the thread before, because the pool has no other that would write."""
         is_over = False
         while not is_over:
-            is_over = self._end.wait(EVERY)
+            is_over = self._end.wait(VISIT_PAUSE_S)
             try:
                 if is_over or self._left or self._waiting():
                     self.write((self._rest if is_over else self._take()) or ())
@@ -119,8 +120,8 @@ class Writer(threading.Thread):
         """Write rows of these attempts, and what was left. An error is logged once, and tried again with the next."""
         self._left += [line for attempt in attempts if (line := self._line(attempt)) is not None]
         while self._left:
-            sizes = accumulate(len(line) for _, line in self._left[:MOST_AT_ONCE])
-            some = self._left[:MOST_AT_ONCE][: 1 + sum(size < BYTES_AT_ONCE for size in sizes)]
+            sizes = accumulate(len(line) for _, line in self._left[:MAX_LINES_A_CALL])
+            some = self._left[:MAX_LINES_A_CALL][: 1 + sum(size < MAX_BYTES_A_CALL for size in sizes)]
             try:
                 self._place.append(some)
             except (OSError, JobpoolError) as error:
@@ -141,8 +142,8 @@ class Writer(threading.Thread):
             return None
 
     def _failed(self, error: Exception) -> None:
-        sizes = accumulate(len(line) for _, line in reversed(self._left[-MOST_LEFT:]))
-        over = len(self._left) - sum(size <= BYTES_LEFT for size in sizes)
+        sizes = accumulate(len(line) for _, line in reversed(self._left[-MAX_LEFT_LINES:]))
+        over = len(self._left) - sum(size <= MAX_LEFT_BYTES for size in sizes)
         del self._left[:over]
         self.dropped += over
         if not self._failing:

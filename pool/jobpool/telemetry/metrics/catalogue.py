@@ -103,10 +103,6 @@ class MetricsCollector(ABC):
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         """Put one value into a histogram."""
 
-    @abstractmethod
-    def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Set a gauge to this value."""
-
     def fetched(self, queue: str, count: int) -> None:
         """Count messages that were leased at once."""
         self.count(FETCHED, (queue,), count)

@@ -29,7 +29,7 @@ from jobpool.telemetry.metrics.catalogue import (
     MetricsCollector,
 )
 
-MOST_SERIES = 1000  # sets of labels that a metric, or that queues and handlers together, can have
+MAX_SERIES = 1000  # sets of labels that a metric, or that queues and handlers together, can have
 OTHER = "other"  # the label of what goes beyond
 UNCOUNTED = "an event of the pool could not be counted"
 
@@ -67,15 +67,10 @@ class Histogram(Struct):
     def copy(self) -> Histogram:
         return Histogram(self.edges, self.counts, self.total)
 
-    def without(self, earlier: Histogram) -> Histogram:
-        """Return the difference to `earlier`, an older copy of this one."""
-        counts = [now - then for now, then in zip(self.counts, earlier.counts, strict=True)]
-        return Histogram(self.edges, counts, self.total - earlier.total)
-
-    def plus(self, other: Histogram) -> Histogram:
-        """Return both together; their edges are the same."""
-        counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        return Histogram(self.edges, counts, self.total + other.total)
+    def plus(self, other: Histogram, times: int = 1) -> Histogram:
+        """Return both together; their edges are the same. `times` -1: the difference to `other`, an older copy."""
+        counts = [mine + times * theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        return Histogram(self.edges, counts, self.total + times * other.total)
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper edge, how many were at most that), with `+Inf` at the end: as Prometheus wants it."""
@@ -120,7 +115,7 @@ class Snapshot(Struct, frozen=True):
 class MemoryMetrics(MetricsCollector):
     """The pool's counts in memory. Label sets beyond `most_series` (>= 1) count under `other`; gauges have all."""
 
-    def __init__(self, most_series: int = MOST_SERIES) -> None:
+    def __init__(self, most_series: int = MAX_SERIES) -> None:
         self._most = most_series
         self._values: dict[Metric, dict[Labels, float]] = {}
         self._histograms: dict[Metric, dict[Labels, Histogram]] = {}
@@ -138,6 +133,7 @@ class MemoryMetrics(MetricsCollector):
         return sum([series.run.count for series in self._series.get(queue, {}).values()])
 
     def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        """Set a gauge to this value."""
         self._values.setdefault(metric, {})[labels] = value
 
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
@@ -223,23 +219,21 @@ class RelayedMetrics(MemoryMetrics):
         super().__init__()
         self._also = also
 
-    def count(self, metric: Metric, labels: Labels = (), by: int = 1) -> None:
-        super().count(metric, labels, by)
-        try_count(self._also.count, metric, labels, by)
+    def count(self, *what: Any) -> None:
+        super().count(*what)
+        try_count(self._also.count, *what)
 
-    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        super().observe(metric, value, labels)
-        try_count(self._also.observe, metric, value, labels)
+    def observe(self, *what: Any) -> None:
+        super().observe(*what)
+        try_count(self._also.observe, *what)
 
     def fetched(self, queue: str, count: int) -> None:
         super().count(FETCHED, (queue,), count)
         try_count(self._also.fetched, queue, count)
 
-    def ended(
-        self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
-    ) -> None:
-        super().ended(queue, handler, outcomes, run, wait)
-        try_count(self._also.ended, queue, handler, outcomes, run, wait)
+    def ended(self, *what: Any) -> None:
+        super().ended(*what)
+        try_count(self._also.ended, *what)
 
 
 def coarser(fine: Histogram, edges: tuple[float, ...]) -> Histogram:

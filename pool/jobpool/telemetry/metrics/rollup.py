@@ -28,24 +28,19 @@ MAX_ROWS_A_CALL = 500
 MINUTE = 60
 HOUR = 3600
 
-Place = tuple[str, str]  # queue and handler
-
-SeriesByPlace = Mapping[Place, Series]
+SeriesByPlace = Mapping[tuple[str, str], Series]  # by queue and handler
 
 log = logging.getLogger("jobpool.metrics")
 
 
 class Row(Struct, frozen=True):
-    """The counts of jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on.
-
-    `outcomes`: as in `outcome.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.
-    """
+    """The counts of jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on."""
 
     start: int
     queue: str
     handler: str
-    outcomes: dict[str, int]
-    run: Histogram
+    outcomes: dict[str, int]  # as in `outcome.OUTCOMES`
+    run: Histogram  # how long the handler ran, in the buckets `FINE_BUCKETS`
     seconds: int = MINUTE
 
     def plus(self, other: Row) -> Row:
@@ -85,7 +80,7 @@ def rows(minute: int, before: SeriesByPlace, after: SeriesByPlace) -> list[Row]:
         then = before.get((queue, handler)) or Series()
         changes = {word: count - then.outcomes.get(word, 0) for word, count in now.outcomes.items()}
         if outcomes := {word: count for word, count in changes.items() if count}:
-            found.append(Row(minute, queue, handler, outcomes, now.run.without(then.run)))
+            found.append(Row(minute, queue, handler, outcomes, now.run.plus(then.run, -1)))
     return found
 
 

@@ -1,6 +1,6 @@
 """Serves `/metrics`, `/livez` and `/readyz` from a thread of the master: the standard library's server, on a leash.
 
-A connection has `PATIENCE` seconds from its first byte to its last, at most `MOST_CONNECTIONS` are served at a time,
+A connection has `REQUEST_TIMEOUT_S` from its first byte to its last, at most `MAX_CONNECTIONS` are served at a time,
 and each answers one request. A new connection takes the place of the oldest one that has not sent its request yet. So
 clients that are slow, silent or many keep nobody from these pages, and the pool from nothing.
 """
@@ -20,57 +20,15 @@ from typing import Any
 from jobpool.errors import PASSING, ConfigurationError, JobpoolError
 from jobpool.telemetry.metrics.pages import Page, View, text_page
 
-PATIENCE = 5.0  # seconds for a whole request and its answer
-MOST_CONNECTIONS = 16
-LOOK_ROUND = 0.25  # seconds between two looks for connections whose time is up
-CLOSE_LIMIT = 2.0
+REQUEST_TIMEOUT_S = 5.0  # seconds for a whole request and its answer
+MAX_CONNECTIONS = 16
+LOOK_PAUSE_S = 0.25  # seconds between two looks for connections whose time is up
+CLOSE_TIMEOUT_S = 2.0
 ACCEPT_PAUSE_S = 0.1  # after a connection that could not be accepted: for lack of a descriptor, it fails again at once
 RESTART_PAUSE_S = 1.0
 ROOM_LIMIT_S = 1.0  # for which a new connection waits until threads have ended that were hung up on
 
 log = logging.getLogger("jobpool.metrics")
-
-
-class Server:
-    """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
-
-    Raises `ConfigurationError`: the address cannot be one of this machine's. `JobpoolError`: it cannot be used now.
-    """
-
-    def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._http = _Http(family, (host, port), views)
-        except OSError as error:
-            kind = JobpoolError if error.errno in {*PASSING, socket.EAI_AGAIN} else ConfigurationError
-            raise kind(
-                f"metrics: {host}:{port} cannot be listened on ({error.strerror or error}):"
-                " choose another port or host, or 0 for any free port"
-            ) from error
-        self.port: int = self._http.server_address[1]
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
-
-    def start(self) -> None:
-        """Answer from now on. Returns at once."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_LIMIT` at most."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._http.shutdown()
-            self._thread.join(CLOSE_LIMIT)
-        self._http.server_close()
-        self._http.end_connections(CLOSE_LIMIT)
-
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._http.serve_forever(LOOK_ROUND)
-            except Exception:
-                log.exception("the metrics server has failed; it is started again", extra={"limit": "metrics server"})
-                self._closing.wait(RESTART_PAUSE_S)
 
 
 @dataclass(slots=True)
@@ -83,17 +41,59 @@ class _Connection:
     is_over: bool = False
 
 
-class _Http(ThreadingMixIn, TCPServer):
+class Server(ThreadingMixIn, TCPServer):
+    """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
+
+    Raises `ConfigurationError`: the address cannot be one of this machine's. `JobpoolError`: it cannot be used now.
+    """
+
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128  # a client that finds it full tries again after a second
 
-    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], views: dict[str, View]) -> None:
-        self.address_family = family
+    def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
         self.views = views
         self._open: dict[socket.socket, _Connection] = {}
         self._changed = threading.Condition()
-        super().__init__(address, _Handler)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        try:
+            self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            kind = JobpoolError if error.errno in {*PASSING, socket.EAI_AGAIN} else ConfigurationError
+            raise kind(
+                f"metrics: {host}:{port} cannot be listened on ({error.strerror or error}):"
+                " choose another port or host, or 0 for any free port"
+            ) from error
+        self.port: int = self.server_address[1]
+
+    def start(self) -> None:
+        """Answer from now on. Returns at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_TIMEOUT_S` at most."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self.shutdown()
+            self._thread.join(CLOSE_TIMEOUT_S)
+        self.server_close()
+        with self._changed:
+            left = list(self._open.items())
+            for request, _ in left:
+                self._hang_up(request)
+        give_up = time.monotonic() + CLOSE_TIMEOUT_S
+        for _, one in left:
+            one.thread.join(max(0.0, give_up - time.monotonic()))
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.serve_forever(LOOK_PAUSE_S)
+            except Exception:
+                log.exception("the metrics server has failed; it is started again", extra={"limit": "metrics server"})
+                self._closing.wait(RESTART_PAUSE_S)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
@@ -104,12 +104,12 @@ class _Http(ThreadingMixIn, TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give it a thread, at the cost of the oldest idle connection if there are too many."""
-        thread = threading.Thread(target=self._serve, args=(request, client_address), name="scrape", daemon=True)
+        thread = threading.Thread(target=self._answer, args=(request, client_address), name="scrape", daemon=True)
         with self._changed:
             if not self._make_room():
                 self.shutdown_request(request)
                 return
-            self._open[request] = _Connection(time.monotonic() + PATIENCE, thread)
+            self._open[request] = _Connection(time.monotonic() + REQUEST_TIMEOUT_S, thread)
         try:
             thread.start()
         except BaseException:
@@ -119,16 +119,16 @@ class _Http(ThreadingMixIn, TCPServer):
     def _make_room(self) -> bool:
         """Return False if every connection is being answered, or too many threads have not ended yet."""
         served = [(request, one) for request, one in self._open.items() if not one.is_over]
-        if len(served) < MOST_CONNECTIONS:
+        if len(served) < MAX_CONNECTIONS:
             return True
         oldest = next((request for request, one in served if one.is_idle), None)
         if oldest is None:
             return False
         self._hang_up(oldest)
         # On a busy machine many threads may have been hung up on, and not have come to their end.
-        return self._changed.wait_for(lambda: len(self._open) < 2 * MOST_CONNECTIONS, ROOM_LIMIT_S)
+        return self._changed.wait_for(lambda: len(self._open) < 2 * MAX_CONNECTIONS, ROOM_LIMIT_S)
 
-    def _serve(self, request: Any, client_address: Any) -> None:
+    def _answer(self, request: Any, client_address: Any) -> None:
         try:
             self.process_request_thread(request, client_address)
         finally:
@@ -152,16 +152,6 @@ class _Http(ThreadingMixIn, TCPServer):
                 if now >= one.deadline:
                     self._hang_up(request)
 
-    def end_connections(self, limit: float) -> None:
-        """Hang up on everybody and wait for their threads."""
-        with self._changed:
-            left = list(self._open.items())
-            for request, _ in left:
-                self._hang_up(request)
-        give_up = time.monotonic() + limit
-        for _, one in left:
-            one.thread.join(max(0.0, give_up - time.monotonic()))
-
     def _hang_up(self, request: socket.socket) -> None:
         """End the next read or write of its thread at once; the thread closes the socket. Called under the lock."""
         self._open[request].is_over = True
@@ -174,8 +164,8 @@ class _Http(ThreadingMixIn, TCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Http
-    timeout = PATIENCE
+    server: Server
+    timeout = REQUEST_TIMEOUT_S
     server_version = "jobpool"
     sys_version = ""
 
