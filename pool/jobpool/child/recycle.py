@@ -24,7 +24,7 @@ _INTERRUPTED = (ResultKind.TIMEOUT, ResultKind.CANCELLED)
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
 JOBS_SPREAD = 0.1  # fraction by which `max_jobs` is drawn apart: children leave one by one
-MAX_LEAKED_FDS = 64  # descriptors above those of its start with which a child stays
+MAX_LEAKED = 64  # descriptors, or threads, above those of its start with which a child stays
 LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
 _NAMES_CHARS = 100  # of threads, in a line of the log
 SWEEP_LIMIT_S = 0.5  # for which killing left-over processes may hold the result up; the fork server sweeps again
@@ -45,6 +45,7 @@ class RecyclePolicy:
         self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
+        self._max_threads = self._threads + MAX_LEAKED
         self._first_free = _lowest_free()
         self._of_app = boot.inheritance.of_app
         sockets = boot.work, boot.channel
@@ -71,8 +72,7 @@ class RecyclePolicy:
             return FAILURE
         if swept:
             return "processes"
-        allowed = self._threads + attempt.hook_threads
-        if _thread._count() > allowed and (left := _living_threads(allowed)):
+        if left := self._left_threads(attempt):
             return left
         if self._leaks_descriptors():
             return DESCRIPTORS
@@ -96,6 +96,16 @@ class RecyclePolicy:
         killed = linux.sweep_strays(self._daemons, SWEEP_LIMIT_S, linux.resource_trackers)
         return killed > 0 or not linux.direct_children() <= self._daemons
 
+    def _left_threads(self, attempt: Attempt) -> str:
+        """Return "threads" and the names of those that must not stay; "" = none. The others may stay for good."""
+        allowed = self._threads + attempt.hook_threads
+        if _thread._count() <= allowed:
+            return ""
+        if not attempt.daemons and (left := _unwelcome_threads(allowed, self._max_threads)):
+            return left
+        self._threads = _thread._count() - attempt.hook_threads
+        return ""
+
     def check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
         try:
@@ -111,7 +121,7 @@ class RecyclePolicy:
             lowest = _lowest_free()
             if lowest < self._first_free and lowest in self._of_app:
                 self._first_free = lowest  # the handler has read an image, say, and closed its file
-            return not self._first_free <= lowest <= self._first_free + MAX_LEAKED_FDS
+            return not self._first_free <= lowest <= self._first_free + MAX_LEAKED
         except OSError:  # none is left, or the standard streams are closed
             return True
 
@@ -122,15 +132,26 @@ class RecyclePolicy:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
 
 
-def _living_threads(allowed: int) -> str:
-    """Return "threads" with the names of the newest ones, if more than `allowed` are still alive after a moment."""
+def _unwelcome_threads(allowed: int, most: int) -> str:
+    """Return "threads" and names, if of those beyond `allowed` some do not end in a moment and must not stay.
+
+    Daemon threads that wait may stay, up to `most` in all: exporters, progress bars and connection pools start such.
+    One that computes would make the next jobs late, and any other thread has not ended its work.
+    """
     give_up = monotonic() + LAST_WORDS_S
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    for thread in others:
+    main, dummy = threading.main_thread(), threading._DummyThread  # one of C code, which `_count` leaves out
+    wanted = {t: linux.cpu_wanted(t.native_id) for t in threading.enumerate() if t is not main and type(t) is not dummy}
+    for thread in wanted:
         thread.join(max(0.0, give_up - monotonic()))
         if _thread._count() <= allowed:
             return ""
-    names = ", ".join(thread.name for thread in others[allowed - _thread._count() :] if thread.is_alive())
+    count = _thread._count()
+    left = [thread for thread in list(wanted)[allowed - count :] if thread.is_alive()]
+    computed = sum(linux.cpu_wanted(thread.native_id) - wanted[thread] for thread in left)
+    guilty = [thread for thread in left if not thread.daemon]
+    if not guilty and count <= min(most, len(wanted)) and computed < LAST_WORDS_S / 2:
+        return ""
+    names = ", ".join(thread.name for thread in guilty or left)
     return f"threads: {names[:_NAMES_CHARS]}" if names else "threads"
 
 

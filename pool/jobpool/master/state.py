@@ -172,6 +172,7 @@ class Pool:
     lines_left_out: int = 0
     in_stack: bool = False  # the last line that the app printed at its import belongs to a stack
     told: set[str] = field(default_factory=set)  # handlers of which the first success was logged
+    told_replaced: set[tuple[str, str]] = field(default_factory=set)  # by handler, why children leave that was logged
     tells_each: bool = False  # each job that ends is logged
     handlers: dict[str, HandlerInfo] = field(default_factory=dict)
     servers: dict[int, Server] = field(default_factory=dict)

@@ -66,15 +66,41 @@ def test_an_intended_daemon_lives_as_long_as_its_child(start_child: Start) -> No
     assert not is_alive(int(result.output))
 
 
-def test_a_leaked_thread_ends_the_child(start_child: Start) -> None:
+def test_a_thread_that_has_not_ended_its_work_ends_the_child(start_child: Start) -> None:
     child = start_child()
-    assert child.succeed("leak_thread", {"seconds": 60}).leaving == "threads: Thread-1 (sleep)"
+    result = child.succeed("leak_threads", {"daemon": False})
+    assert result.leaving == "threads: Thread-1 (sleep)"
     assert child.exit_status() == 0
 
 
 def test_a_thread_that_is_about_to_end_does_not(start_child: Start) -> None:
     child = start_child()
-    assert child.succeed("leak_thread", {"seconds": 0.005}).leaving == ""
+    assert child.succeed("leak_threads", {"seconds": 0.005, "daemon": False}).leaving == ""
+
+
+def test_daemon_threads_that_wait_stay_with_their_child_up_to_a_threshold(start_child: Start) -> None:
+    child = start_child()
+    assert [child.succeed("leak_threads", {"count": 32}).leaving for _ in range(2)] == ["", ""]
+    assert child.succeed("noop").leaving == ""
+    assert child.succeed("leak_threads").leaving == "threads: Thread-65 (sleep)"
+    assert child.exit_status() == 0
+
+
+def test_beside_one_that_may_stay_another_thread_is_found(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_threads").leaving == ""
+    assert child.succeed("leak_threads", {"daemon": False}).leaving == "threads: Thread-2 (sleep)"
+
+
+def test_a_daemon_thread_that_computes_ends_the_child(start_child: Start) -> None:
+    assert start_child().succeed("leak_busy_thread").leaving == "threads: busy"
+
+
+def test_any_thread_stays_where_the_handler_allows_it(start_child: Start) -> None:
+    child = start_child()
+    for _ in range(3):
+        assert child.succeed("leak_allowed_threads", {"daemon": False, "count": 50}).leaving == ""
+    assert child.succeed("noop").leaving == ""
 
 
 def test_leaked_descriptors_end_the_child_above_the_threshold(start_child: Start) -> None:
