@@ -213,10 +213,6 @@ class Settings:
     stop_grace: float = _times(TIME, "Time that a stop gives running jobs to end.", "25s")
     boot_timeout: float = _times(TIME, "Time for the import of the app, and for the start of a child.", "60s", above=0)
 
-    broker_refusal_timeout: float = _times(
-        TIME, "Time that a running pool waits while its broker refuses it (password, rights); 0 = forever.", "30m"
-    )
-
     retry: RetryPolicy = _failures(
         Kind(parse_retry, "WORDS"),
         "Retries: `none`, `fixed` or `exponential`, with base=TIME max=TIME multiplier=X jitter=SHARE attempts=N.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 
@@ -17,6 +18,15 @@ from support.waiting import wait_until
 
 REFUSES_POOL = "the broker refuses this pool; trying again until that is mended"
 BACK_AGAIN = "the broker answers again"
+
+IMPATIENT = """
+import runpy, sys
+from jobpool.master import deadlines
+deadlines.MAX_REFUSED_S = 1.0
+sys.argv = sys.argv[3:]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+"""Runs the module that follows as `PYTHON -m MODULE …`, with a second in place of half an hour."""
 
 AWAY = 4.0
 """Seconds for which the rights are gone: more than a try and its pauses, and less than a lease."""
@@ -142,7 +152,7 @@ def assert_waited_for(rig: Rig, withdrawn: AbstractContextManager[None], said: s
 @pytest.mark.row(36)
 @pytest.mark.on("sqlite")
 def test_a_pool_that_is_refused_for_too_long_settles_what_it_can_and_exits(broker: Broker | None, rig: Rig) -> None:
-    pool = rig.start_pool("--broker-refusal-timeout", "1s", "--stop-grace", "2").wait_ready(2)
+    pool = rig.start_pool("--stop-grace", "2", through=(sys.executable, "-c", IMPATIENT)).wait_ready(2)
     rig.enqueue("work")
     rig.wait_drained()
     with renamed_table(broker, rig):

@@ -20,6 +20,7 @@ UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not coll
 IDLE_CPU_SHARE = 0.02  # of a core; a child that uses less waits for something
 IDLE_LOOK_S = 2.0  # seconds after the head began, from which on a sample tells of it alone: there is one a second
 HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
+MAX_REFUSED_S = 1800.0  # seconds that a pool waits while its broker refuses it: a person may mend that meanwhile
 FROZEN_S = 3.0  # seconds between two looks after which the master stood still: its loop turns once a second at least
 
 
@@ -44,10 +45,9 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
         for delivery in [d for d in pool.ready if now - d.leased_at >= STALE_AFTER_S]:
             pool.ready.remove(delivery)
             pool.outcomes.append((delivery, NotRun()))
-    limit = pool.settings.broker_refusal_timeout
-    if pool.refused_since and 0 < limit <= now - pool.refused_since and not pool.is_stopping:
+    if pool.refused_since and now - pool.refused_since >= MAX_REFUSED_S and not pool.is_stopping:
         error = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
-        pool.note("critical", "the broker has refused this pool for too long", error=error, limit=limit)
+        pool.note("critical", "the broker has refused this pool for too long", error=error, limit=MAX_REFUSED_S)
         pool.fail(error, "stopping after a refusal")
 
 

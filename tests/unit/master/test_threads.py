@@ -20,6 +20,7 @@ from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master import threads
+from jobpool.master.deadlines import MAX_REFUSED_S
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 from jobpool.master.telemetry import Publisher
@@ -263,21 +264,19 @@ def test_a_broker_that_refuses_to_write_makes_the_pool_unready_at_once_and_a_sil
 
 
 def test_a_pool_that_is_refused_for_too_long_stops_and_says_why() -> None:
-    stage = Stage(broker_refusal_timeout=60.0).boot()
+    stage = Stage().boot()
     stage.tell(ev.BrokerSilent("mend it", "fetch", AccessRefused))
-    stage.after(59.0)
+    stage.after(MAX_REFUSED_S - 1.0)
     assert not stage.pool.is_stopping
     stage.after(1.0)
     assert stage.pool.is_stopping
     assert stage.pool.fatal == "mend it"
 
 
-@pytest.mark.parametrize("limit", [60.0, 0.0])
-def test_a_refusal_that_ends_or_has_no_limit_stops_no_pool(limit: float) -> None:
-    stage = Stage(broker_refusal_timeout=limit).boot()
+def test_a_refusal_that_ends_stops_no_pool() -> None:
+    stage = Stage().boot()
     stage.tell(ev.BrokerSilent("mend it", "fetch", AccessRefused))
-    stage.after(59.0)
-    if limit:
-        stage.tell(ev.BrokerAnswered("fetch"), ev.BrokerSilent("silent", "fetch"))
-    stage.after(3600.0)
+    stage.after(MAX_REFUSED_S - 1.0)
+    stage.tell(ev.BrokerAnswered("fetch"), ev.BrokerSilent("silent", "fetch"))
+    stage.after(2 * MAX_REFUSED_S)
     assert not stage.pool.is_stopping
