@@ -61,7 +61,7 @@ class RecyclePolicy:
         self.check_sockets()
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
-        swept = linux.has_children() and self._sweep(attempt)
+        swept = self._sweep(attempt) if linux.has_children() else ""
         if attempt.kind in _INTERRUPTED:
             return attempt.kind.name.lower()
         if attempt.left_open:
@@ -71,7 +71,7 @@ class RecyclePolicy:
         if self._after_failure == "always" and attempt.kind in _FAILURES:
             return FAILURE
         if swept:
-            return "processes"
+            return swept
         if left := self._left_threads(attempt):
             return left
         if self._leaks_descriptors():
@@ -80,21 +80,22 @@ class RecyclePolicy:
             return "memory"
         return "jobs" if self._left == 0 else ""
 
-    def _sweep(self, attempt: Attempt) -> bool:
-        """Return whether anything had to be killed, or is a resource tracker, which the fork server kills later.
+    def _sweep(self, attempt: Attempt) -> str:
+        """Return "processes" if some had to be killed, or one is a resource tracker, which the fork server kills later.
 
         Processes that had ended by themselves are only collected.
         """
         if attempt.daemons and attempt.kind not in _INTERRUPTED:
             self._daemons |= linux.direct_children()
-            return False
+            return ""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         if not linux.has_children():
-            return False
-        killed = linux.sweep_strays(self._daemons, SWEEP_LIMIT_S, linux.resource_trackers)
-        return killed > 0 or not linux.direct_children() <= self._daemons
+            return ""
+        if linux.sweep_strays(self._daemons, SWEEP_LIMIT_S, linux.resource_trackers):
+            return "processes"
+        return "" if linux.direct_children() <= self._daemons else "processes: Python's resource tracker"
 
     def _left_threads(self, attempt: Attempt) -> str:
         """Return "threads" and the names of those that must not stay; "" = none. The others may stay for good."""

@@ -37,14 +37,7 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
-_LEFT_BEHIND = (
-    "a new child each time: let the handler end them, or declare it with allow_daemons=True (docs/forking.md)"
-)
-_REPLACED_MENDS = {
-    "threads": _LEFT_BEHIND,
-    "processes": _LEFT_BEHIND,
-    "descriptors": "close what the handler opens",
-}
+_MEND_LEFT = "each costs a child: let the handler end them, or declare it with allow_daemons=True (docs/forking.md)"
 
 _STACKS = "Fatal Python error: ", "Current thread", "Thread 0x", "Traceback (most recent call last):"
 """How the first lines of stacks begin that Python prints, or its fault handler when an import crashes."""
@@ -231,7 +224,7 @@ def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> N
     slot.end(EndReason.RECYCLE, pool.now, why, killed=False)
     job = {"id": after.lease.id, "handler": after.handler} if after else {}
     kind = job.get("handler", ""), why.partition(":")[0]
-    mend = _REPLACED_MENDS.get(kind[1])
+    mend = _MEND_LEFT if kind[1] in ("threads", "processes") else None
     level = "debug" if kind in pool.told_replaced else "warning" if mend else "info"
     pool.told_replaced.add(kind)
     pool.note(level, "a child is replaced", slot=slot.index, pid=slot.pid, why=why, **job, mend=mend)

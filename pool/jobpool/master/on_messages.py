@@ -126,15 +126,9 @@ def _broker_answered(pool: Pool, event: ev.BrokerAnswered) -> None:
     watch_outages(pool, pool.now)
 
 
-def _breaker_opened(pool: Pool, event: ev.BreakerOpened) -> None:
-    pool.open_breakers.add(event.queue)
-    what = "the circuit breaker of a queue is open: nothing is fetched from it for now"
-    pool.note("error", what, queue=event.queue, cooldown=event.cooldown, error=event.error)
-
-
-def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
-    pool.open_breakers.discard(event.queue)
-    pool.note("warning", "the circuit breaker of a queue is closed again", queue=event.queue)
+def _breaker_turned(pool: Pool, event: ev.BreakerTurned) -> None:
+    (pool.open_breakers.add if event.is_open else pool.open_breakers.discard)(event.queue)
+    pool.note("debug", "the circuit breaker of a queue has turned", queue=event.queue, open=event.is_open)
 
 
 def _control_read(pool: Pool, event: ev.ControlRead) -> None:
@@ -332,8 +326,7 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.Leased: _leased,
     ev.BrokerSilent: _broker_silent,
     ev.BrokerAnswered: _broker_answered,
-    ev.BreakerOpened: _breaker_opened,
-    ev.BreakerClosed: _breaker_closed,
+    ev.BreakerTurned: _breaker_turned,
     ev.ControlRead: _control_read,
     ev.Answered: _answered,
     ev.GivenUp: _given_up,

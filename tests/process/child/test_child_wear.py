@@ -41,7 +41,7 @@ def test_sys_exit_in_a_fork_ends_it_with_its_status(start_child: Start) -> None:
 def test_shared_memory_left_behind_is_freed_when_the_child_has_left(start_child: Start) -> None:
     child = start_child()
     result = child.succeed("leave_shared_memory")
-    assert result.leaving == "processes"
+    assert result.leaving == "processes: Python's resource tracker"
     assert child.exit_status() == 0
     memory = Path("/dev/shm") / result.output
     wait_until(lambda: not memory.exists())
