@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import threading
+from collections.abc import Iterable
 from time import monotonic
 
 from jobpool.handlers.ending import Attempt
@@ -24,8 +25,10 @@ _INTERRUPTED = (ResultKind.TIMEOUT, ResultKind.CANCELLED)
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
 JOBS_SPREAD = 0.1  # fraction by which `max_jobs` is drawn apart: children leave one by one
-MAX_LEAKED = 64  # descriptors, or threads, above those of its start with which a child stays
+MAX_LEAKED = 64  # descriptors, or daemon threads, above those of its start with which a child stays
 LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
+DAEMONS_LOOK_EVERY_S = 3.0  # seconds between two looks if daemon threads that stayed compute: one may begin with that
+MAX_DAEMONS_SHARE = 0.4  # of a CPU that they may want: beside a handler that computes, one alone gets half of the time
 _NAMES_CHARS = 100  # of threads, in a line of the log
 SWEEP_LIMIT_S = 0.5  # for which killing left-over processes may hold the result up; the fork server sweeps again
 
@@ -45,7 +48,8 @@ class RecyclePolicy:
         self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
-        self._max_threads = self._threads + MAX_LEAKED
+        self._daemon_threads = dict[threading.Thread, float]()  # that stayed → the CPU time that each wanted
+        self._looked_at = 0.0  # at that
         self._first_free = _lowest_free()
         self._of_app = boot.inheritance.of_app
         sockets = boot.work, boot.channel
@@ -98,14 +102,36 @@ class RecyclePolicy:
         return "" if linux.direct_children() <= self._daemons else "processes: Python's resource tracker"
 
     def _left_threads(self, attempt: Attempt) -> str:
-        """Return "threads" and the names of those that must not stay; "" = none. The others may stay for good."""
+        """Return "threads" and the names of those that must not stay; "" = none.
+
+        Daemon threads may, up to `MAX_LEAKED` in all: exporters, progress bars and connection pools start such. One
+        that computes would make the next jobs late, and any other thread has not ended its work.
+        """
+        if self._daemon_threads and self._are_busy(monotonic()):
+            return _named(self._daemon_threads)
         allowed = self._threads + attempt.hook_threads
-        if _thread._count() <= allowed:
-            return ""
-        if not attempt.daemons and (left := _unwelcome_threads(allowed, self._max_threads)):
-            return left
-        self._threads = _thread._count() - attempt.hook_threads
+        surplus = _thread._count() - allowed
+        if surplus > 0 and not attempt.daemons:
+            left = _living_threads(allowed)
+            surplus = _thread._count() - allowed
+            if guilty := [thread for thread in left if not thread.daemon]:
+                return _named(guilty)
+            stayed = sum(thread.is_alive() for thread in self._daemon_threads)
+            if surplus > len(left) or stayed + len(left) > MAX_LEAKED:
+                return _named(left)
+            self._looked_at = self._looked_at if self._daemon_threads else monotonic()
+            self._daemon_threads |= {thread: linux.cpu_wanted(thread.native_id) for thread in left}
+        self._threads += surplus
         return ""
+
+    def _are_busy(self, now: float) -> bool:
+        """Return whether the daemon threads that stayed have computed for much of the time since the last look."""
+        if (elapsed := now - self._looked_at) < DAEMONS_LOOK_EVERY_S:
+            return False
+        wanted = {t: linux.cpu_wanted(t.native_id) for t in self._daemon_threads if t.is_alive()}
+        computed = sum(seconds - self._daemon_threads[thread] for thread, seconds in wanted.items())
+        self._daemon_threads, self._looked_at = wanted, now
+        return computed > MAX_DAEMONS_SHARE * elapsed
 
     def check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
@@ -133,26 +159,20 @@ class RecyclePolicy:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
 
 
-def _unwelcome_threads(allowed: int, most: int) -> str:
-    """Return "threads" and names, if of those beyond `allowed` some do not end in a moment and must not stay.
-
-    Daemon threads that wait may stay, up to `most` in all: exporters, progress bars and connection pools start such.
-    One that computes would make the next jobs late, and any other thread has not ended its work.
-    """
+def _living_threads(allowed: int) -> list[threading.Thread]:
+    """Return the newest threads, if more than `allowed` are alive after those that are not daemons had a moment."""
     give_up = monotonic() + LAST_WORDS_S
     main, dummy = threading.main_thread(), threading._DummyThread  # one of C code, which `_count` leaves out
-    wanted = {t: linux.cpu_wanted(t.native_id) for t in threading.enumerate() if t is not main and type(t) is not dummy}
-    for thread in wanted:
-        thread.join(max(0.0, give_up - monotonic()))
-        if _thread._count() <= allowed:
-            return ""
-    count = _thread._count()
-    left = [thread for thread in list(wanted)[allowed - count :] if thread.is_alive()]
-    computed = sum(linux.cpu_wanted(thread.native_id) - wanted[thread] for thread in left)
-    guilty = [thread for thread in left if not thread.daemon]
-    if not guilty and count <= min(most, len(wanted)) and computed < LAST_WORDS_S / 2:
-        return ""
-    names = ", ".join(thread.name for thread in guilty or left)
+    found = [thread for thread in threading.enumerate() if thread is not main and type(thread) is not dummy]
+    for thread in found:
+        if not thread.daemon and _thread._count() > allowed:
+            thread.join(max(0.0, give_up - monotonic()))
+    first = min(0, allowed - _thread._count()) or len(found)
+    return [thread for thread in found[first:] if thread.is_alive()]
+
+
+def _named(threads: Iterable[threading.Thread]) -> str:
+    names = ", ".join(thread.name for thread in threads)
     return f"threads: {names[:_NAMES_CHARS]}" if names else "threads"
 
 

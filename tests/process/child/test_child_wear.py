@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from childrig import ChildProcess
 from support.waiting import wait_until
 
+from jobpool.child.recycle import DAEMONS_LOOK_EVERY_S
 from jobpool.ipc.packets import INLINE_BYTES
 from jobpool.message.outcome import ResultKind
 from jobpool_torture.processes import is_alive
@@ -92,8 +94,19 @@ def test_beside_one_that_may_stay_another_thread_is_found(start_child: Start) ->
     assert child.succeed("leak_threads", {"daemon": False}).leaving == "threads: Thread-2 (sleep)"
 
 
-def test_a_daemon_thread_that_computes_ends_the_child(start_child: Start) -> None:
-    assert start_child().succeed("leak_busy_thread").leaving == "threads: busy"
+def test_a_daemon_thread_that_computes_on_ends_the_child(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_busy_thread").leaving == "", "it may only be on its way to its first wait"
+    wait_until(lambda: child.succeed("noop").leaving == "threads: busy", DAEMONS_LOOK_EVERY_S + 5.0)
+    assert child.exit_status() == 0
+
+
+def test_a_daemon_thread_that_has_ended_hides_no_other(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_threads", {"seconds": 0.01}).leaving == ""
+    wait_until(lambda: len(os.listdir(f"/proc/{child.pid}/task")) == 1, what="its end")
+    child.succeed("noop")
+    assert child.succeed("leak_threads", {"daemon": False}).leaving == "threads: Thread-2 (sleep)"
 
 
 def test_any_thread_stays_where_the_handler_allows_it(start_child: Start) -> None:
