@@ -54,11 +54,7 @@ ENDS = 4.0
 """Seconds that leases last which end in an outage: no pause of the machine ends others."""
 
 LONG_LOCK = 30.0
-COOLDOWN = 2.0
-"""Seconds for which a breaker is open at first."""
-
-OPENED = "the circuit breaker of a queue is open: nothing is fetched from it for now"
-CLOSED = "the circuit breaker of a queue is closed again"
+TURNED = "the circuit breaker of a queue has turned"
 
 
 def start_apart(broker: Broker, rig: Rig, count: int, *flags: str, **options: Any) -> list[PoolProcess]:
@@ -263,7 +259,7 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     Their circuit breakers open in plain sight, and end with the outage.
     """
     host = broker.host()
-    flags = ("--ttl", str(ENDS), "--max-crashes", "0")
+    flags = ("--ttl", str(ENDS), "--max-crashes", "0", "--log-level", "debug")
     pools = start_pools(rig, 2, *flags, workers=1, url=host.url, timeout=1)
     cut = rig.directory / "cut"
     ends_then = {"first": 0, "later": 0.1, "until": str(cut)}
@@ -274,7 +270,7 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     cut.touch()
     seconds_until_gone(pids[:1], ENDS + 1.0)
     wait_until(lambda: all(pool.header().lost >= 1 for pool in pools), LIMIT, "the other one's result is dropped")
-    wait_until(lambda: all(pool.log(OPENED) for pool in pools), LIMIT, "the breakers are open")
+    wait_until(lambda: all(pool.log(TURNED) for pool in pools), LIMIT, "the breakers are open")
     assert not any(rig.starts(ident) for ident in waiting)
     host.proxy.restore()
     back = time.monotonic()
@@ -285,9 +281,8 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     account.assert_clean()
     assert account["DUP"] <= {held[1]}
     for pool in pools:
-        wait_until(lambda p=pool: len(p.log(CLOSED)) == 1, what="closed")  # type: ignore[misc]
-        [opened] = pool.log(OPENED)
-        assert (opened["queue"], opened["cooldown"]) == ("default", COOLDOWN)
+        wait_until(lambda p=pool: len(p.log(TURNED)) == 2, what="closed")  # type: ignore[misc]
+        assert [(turn["queue"], turn["open"]) for turn in pool.log(TURNED)] == [("default", True), ("default", False)]
     stop_all(rig, rig.pools)
 
 

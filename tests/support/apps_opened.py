@@ -70,7 +70,7 @@ def call(_: jobpool.JobContext) -> None:
 
 @jobpool.handler
 def begin_thread(_: jobpool.JobContext) -> None:
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(60,)).start()
 
 
 @jobpool.handler

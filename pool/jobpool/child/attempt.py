@@ -53,6 +53,7 @@ Packer = Callable[[Sequence[JobDefinition]], "list[NewMessage]"]
 
 LAZY = "returned a generator, whose code never ran: take the yield out, or return a list"
 _masker = cache(Masker)  # with the keys that are secret by themselves
+ENDED = "this attempt has ended, and its context with it: a thread that goes on enqueues with jobpool.Jobs()"
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
@@ -189,6 +190,7 @@ class AttemptRunner:
             attempt.hook_threads = self._hooks.threads
             if not isinstance(attempt.exception, KeyboardInterrupt):
                 attempt.exception = None
+        reporter.end()
         if attempt.kind is ResultKind.SUCCEEDED and reporter.follow_ups:
             attempt.follow_ups = reporter.follow_ups
         return attempt
@@ -259,15 +261,19 @@ class _Reporter:
         self._bytes = 0
 
     def progress(self, fraction: float, text: str, /) -> None:
-        if self._progress is not None:
-            self._progress(fraction, text)
+        if (report := self._progress) is not None:
+            report(fraction, text)
 
-    def _check_process(self) -> None:
+    def end(self) -> None:
+        """Take in nothing more: a thread that the handler has left running would tell of the next attempt."""
+        self._pid, self._progress = 0, None
+
+    def _check_attempt(self) -> None:
         if os.getpid() != self._pid:  # what is noted in a fork never comes back from it
-            raise Unsupported(FORKED)
+            raise Unsupported(FORKED if self._pid else ENDED)
 
     def follow_up(self, definition: JobDefinition, /) -> None:
-        self._check_process()
+        self._check_attempt()
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
         check_enqueue_to(definition, self._enqueue_to)
@@ -281,7 +287,7 @@ class _Reporter:
         self.follow_ups.append(definition)
 
     def ack(self, connection: object, /) -> None:
-        self._check_process()
+        self._check_attempt()
         if self._ack is None:
             raise Unsupported("ctx.ack needs a handler that is declared with ack_in_transaction=True")
         self._still_open = self._ack(connection, self.follow_ups)

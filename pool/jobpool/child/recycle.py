@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import threading
+from collections.abc import Iterable
 from time import monotonic
 
 from jobpool.handlers.ending import Attempt
@@ -24,8 +25,10 @@ _INTERRUPTED = (ResultKind.TIMEOUT, ResultKind.CANCELLED)
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
 JOBS_SPREAD = 0.1  # fraction by which `max_jobs` is drawn apart: children leave one by one
-MAX_LEAKED_FDS = 64  # descriptors above those of its start with which a child stays
+MAX_LEAKED = 64  # descriptors, or daemon threads, above those of its start with which a child stays
 LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
+DAEMONS_LOOK_EVERY_S = 3.0  # seconds between two looks if daemon threads that stayed compute: one may begin with that
+MAX_DAEMONS_SHARE = 0.4  # of a CPU that they may want: beside a handler that computes, one alone gets half of the time
 _NAMES_CHARS = 100  # of threads, in a line of the log
 SWEEP_LIMIT_S = 0.5  # for which killing left-over processes may hold the result up; the fork server sweeps again
 
@@ -45,6 +48,8 @@ class RecyclePolicy:
         self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
+        self._daemon_threads = dict[threading.Thread, float]()  # that stayed → the CPU time that each wanted
+        self._looked_at = 0.0  # at that
         self._first_free = _lowest_free()
         self._of_app = boot.inheritance.of_app
         sockets = boot.work, boot.channel
@@ -60,7 +65,7 @@ class RecyclePolicy:
         self.check_sockets()
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
-        swept = linux.has_children() and self._sweep(attempt)
+        swept = self._sweep(attempt) if linux.has_children() else ""
         if attempt.kind in _INTERRUPTED:
             return attempt.kind.name.lower()
         if attempt.left_open:
@@ -70,9 +75,8 @@ class RecyclePolicy:
         if self._after_failure == "always" and attempt.kind in _FAILURES:
             return FAILURE
         if swept:
-            return "processes"
-        allowed = self._threads + attempt.hook_threads
-        if _thread._count() > allowed and (left := _living_threads(allowed)):
+            return swept
+        if left := self._left_threads(attempt):
             return left
         if self._leaks_descriptors():
             return DESCRIPTORS
@@ -80,21 +84,54 @@ class RecyclePolicy:
             return "memory"
         return "jobs" if self._left == 0 else ""
 
-    def _sweep(self, attempt: Attempt) -> bool:
-        """Return whether anything had to be killed, or is a resource tracker, which the fork server kills later.
+    def _sweep(self, attempt: Attempt) -> str:
+        """Return "processes" if some had to be killed, or one is a resource tracker, which the fork server kills later.
 
         Processes that had ended by themselves are only collected.
         """
         if attempt.daemons and attempt.kind not in _INTERRUPTED:
             self._daemons |= linux.direct_children()
-            return False
+            return ""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         if not linux.has_children():
+            return ""
+        if linux.sweep_strays(self._daemons, SWEEP_LIMIT_S, linux.resource_trackers):
+            return "processes"
+        return "" if linux.direct_children() <= self._daemons else "processes: Python's resource tracker"
+
+    def _left_threads(self, attempt: Attempt) -> str:
+        """Return "threads" and the names of those that must not stay; "" = none.
+
+        Daemon threads may, up to `MAX_LEAKED` in all: exporters, progress bars and connection pools start such. One
+        that computes would make the next jobs late, and any other thread has not ended its work.
+        """
+        if self._daemon_threads and self._are_busy(monotonic()):
+            return _named(self._daemon_threads)
+        allowed = self._threads + attempt.hook_threads
+        surplus = _thread._count() - allowed
+        if surplus > 0 and not attempt.daemons:
+            left = _living_threads(allowed)
+            surplus = _thread._count() - allowed
+            if guilty := [thread for thread in left if not thread.daemon]:
+                return _named(guilty)
+            stayed = sum(thread.is_alive() for thread in self._daemon_threads)
+            if surplus > len(left) or stayed + len(left) > MAX_LEAKED:
+                return _named(left)
+            self._looked_at = self._looked_at if self._daemon_threads else monotonic()
+            self._daemon_threads |= {thread: linux.cpu_wanted(thread.native_id) for thread in left}
+        self._threads += surplus
+        return ""
+
+    def _are_busy(self, now: float) -> bool:
+        """Return whether the daemon threads that stayed have computed for much of the time since the last look."""
+        if (elapsed := now - self._looked_at) < DAEMONS_LOOK_EVERY_S:
             return False
-        killed = linux.sweep_strays(self._daemons, SWEEP_LIMIT_S, linux.resource_trackers)
-        return killed > 0 or not linux.direct_children() <= self._daemons
+        wanted = {t: linux.cpu_wanted(t.native_id) for t in self._daemon_threads if t.is_alive()}
+        computed = sum(seconds - self._daemon_threads[thread] for thread, seconds in wanted.items())
+        self._daemon_threads, self._looked_at = wanted, now
+        return computed > MAX_DAEMONS_SHARE * elapsed
 
     def check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
@@ -111,7 +148,7 @@ class RecyclePolicy:
             lowest = _lowest_free()
             if lowest < self._first_free and lowest in self._of_app:
                 self._first_free = lowest  # the handler has read an image, say, and closed its file
-            return not self._first_free <= lowest <= self._first_free + MAX_LEAKED_FDS
+            return not self._first_free <= lowest <= self._first_free + MAX_LEAKED
         except OSError:  # none is left, or the standard streams are closed
             return True
 
@@ -122,15 +159,20 @@ class RecyclePolicy:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
 
 
-def _living_threads(allowed: int) -> str:
-    """Return "threads" with the names of the newest ones, if more than `allowed` are still alive after a moment."""
+def _living_threads(allowed: int) -> list[threading.Thread]:
+    """Return the newest threads, if more than `allowed` are alive after those that are not daemons had a moment."""
     give_up = monotonic() + LAST_WORDS_S
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    for thread in others:
-        thread.join(max(0.0, give_up - monotonic()))
-        if _thread._count() <= allowed:
-            return ""
-    names = ", ".join(thread.name for thread in others[allowed - _thread._count() :] if thread.is_alive())
+    main, dummy = threading.main_thread(), threading._DummyThread  # one of C code, which `_count` leaves out
+    found = [thread for thread in threading.enumerate() if thread is not main and type(thread) is not dummy]
+    for thread in found:
+        if not thread.daemon and _thread._count() > allowed:
+            thread.join(max(0.0, give_up - monotonic()))
+    first = min(0, allowed - _thread._count()) or len(found)
+    return [thread for thread in found[first:] if thread.is_alive()]
+
+
+def _named(threads: Iterable[threading.Thread]) -> str:
+    names = ", ".join(thread.name for thread in threads)
     return f"threads: {names[:_NAMES_CHARS]}" if names else "threads"
 
 

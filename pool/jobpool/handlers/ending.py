@@ -60,7 +60,7 @@ class Attempt(Struct):
     duration: float = 0.0  # seconds, hooks included
     follow_ups: Sequence[JobDefinition] = ()  # from `ctx.enqueue`; empty unless it succeeded
     started_at: float = 0.0  # Unix time
-    daemons: bool = False  # the handler may leave processes behind
+    daemons: bool = False  # the handler may leave processes and threads behind
     left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
     hook_threads: int = 0  # that app-wide hooks of this process have started, in this and earlier attempts
 

@@ -131,7 +131,7 @@ class HandlerRegistry:
             timeout: Seconds or a `timedelta`, 0 = unlimited, for jobs that set none; None = the pool's default.
             before_run: Called with the context before the handler; its errors fail the attempt.
             after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
-            allow_daemons: Let processes live that an attempt leaves behind, until its child ends.
+            allow_daemons: Let processes and threads live that an attempt leaves behind, until its child ends.
             ack_in_transaction: Give the handler what `ctx.ack(connection)` needs. A pool refuses an app with such a
                 handler on a backend that cannot do it.
             result_ttl: Seconds that the broker keeps what it returns, 30 days at most, for jobs that set none; None and

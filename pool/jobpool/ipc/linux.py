@@ -248,6 +248,14 @@ def own_memory() -> int:
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
+def cpu_wanted(thread: int | None) -> float:
+    """Return the seconds for which a thread of this process has had a CPU or waited for one; 0 if it has ended."""
+    try:
+        return sum(map(int, _told_of_self(f"task/{thread}/schedstat").split()[:2])) / 1e9
+    except OSError:
+        return 0.0
+
+
 def _told_of_self(name: str) -> bytes:
     fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:

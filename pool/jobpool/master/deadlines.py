@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from jobpool.errors import AccessRefused
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.alarm import ALARM_EVERY_S
 from jobpool.master import actions as act
 from jobpool.master.slots import Delivery, Slot, SlotState
@@ -19,9 +19,17 @@ MAX_DUMP_PAUSE_S = 0.1  # of it that a pause between two looks counts for: in on
 UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not collected (state D) is given up
 IDLE_CPU_SHARE = 0.02  # of a core; a child that uses less waits for something
 IDLE_LOOK_S = 2.0  # seconds after the head began, from which on a sample tells of it alone: there is one a second
+REMIND_EVERY_S = 600.0  # seconds between two lines about one outage
+CALM_S = 5.0  # seconds without a failed call after which an outage is over
 HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
 MAX_REFUSED_S = 1800.0  # seconds that a pool waits while its broker refuses it: a person may mend that meanwhile
 FROZEN_S = 3.0  # seconds between two looks after which the master stood still: its loop turns once a second at least
+
+OUTAGE_TEXTS: dict[type[JobpoolError], str] = {
+    BackendUnavailable: "the broker does not answer; trying again until it does",
+    WriteRefused: "the broker refuses to write; trying again until it does not",
+    AccessRefused: "the broker refuses this pool; trying again until that is mended",
+}
 
 
 def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
@@ -45,10 +53,30 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
         for delivery in [d for d in pool.ready if now - d.leased_at >= STALE_AFTER_S]:
             pool.ready.remove(delivery)
             pool.outcomes.append((delivery, NotRun()))
-    if pool.refused_since and now - pool.refused_since >= MAX_REFUSED_S and not pool.is_stopping:
-        error = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
-        pool.note("critical", "the broker has refused this pool for too long", error=error, limit=MAX_REFUSED_S)
-        pool.fail(error, "stopping after a refusal")
+    if pool.outages or pool.outages_told:
+        watch_outages(pool, now)
+
+
+def watch_outages(pool: Pool, now: float) -> None:
+    """Tell of an outage when it begins, now and then while it lasts, and at its end; stop after too long a refusal.
+
+    It ends when no call has failed for `CALM_S`: a broker may refuse one kind of call and answer another, by turns.
+    """
+    if pool.outages and now >= pool.remind_at:
+        pool.outages_told.clear()
+    for kind, error in pool.outages.values():
+        if kind not in pool.outages_told:
+            pool.outages_told.add(kind)
+            pool.remind_at = now + REMIND_EVERY_S
+            pool.note("error", OUTAGE_TEXTS.get(kind, OUTAGE_TEXTS[BackendUnavailable]), error=error)
+    if pool.outages_told and not pool.outages and now - pool.outage_at >= CALM_S:
+        pool.outages_told.clear()
+        pool.note("warning", "the broker answers again")
+    refusal = next((error for kind, error in pool.outages.values() if kind is AccessRefused), None)
+    pool.refused_since = 0.0 if refusal is None else pool.refused_since or now
+    if refusal and now - pool.refused_since >= MAX_REFUSED_S and not pool.is_stopping:
+        pool.note("critical", "the broker has refused this pool for too long", error=refusal, limit=MAX_REFUSED_S)
+        pool.fail(refusal, "stopping after a refusal")
 
 
 def allow_for_pause(pool: Pool, now: float) -> None:

@@ -54,16 +54,11 @@ class BrokerAnswered(Event):
     thread: str = ""
 
 
-class BreakerOpened(Event):
-    """Fetches from a queue failed so often that none is made for `cooldown` seconds."""
+class BreakerTurned(Event):
+    """A queue's circuit breaker has opened, so that nothing is fetched from the queue, or has closed."""
 
     queue: str
-    cooldown: float
-    error: str
-
-
-class BreakerClosed(Event):
-    queue: str
+    is_open: bool
 
 
 class Answered(Event):

@@ -17,7 +17,7 @@ from jobpool.broker.values import Leases
 from jobpool.errors import OUTAGES
 from jobpool.master.acquire import Acquirer, Guarded
 from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
-from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
+from jobpool.master.events import BreakerTurned, Leased
 from jobpool.master.inbox import Inbox
 from jobpool.master.threads import MasterThread
 from jobpool.message.guards import Begun
@@ -197,7 +197,7 @@ class FetchThread(MasterThread):
             leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
         except OUTAGES as error:
             self._unanswered[queue] = fetch_id  # under which it is made again
-            self._note_failure(queue, error)
+            self._note_failure(queue)
             self._broker_retry.failed(error, call, holding=self._let_in)
             return 0
         self._unanswered.pop(queue, None)
@@ -209,13 +209,13 @@ class FetchThread(MasterThread):
         self._note_success(queue)
         return 0
 
-    def _note_failure(self, queue: str, error: Exception, *, of_keys: bool = False) -> None:
-        if cooldown := self._breakers.failed(queue, self._clock.mono(), of_keys=of_keys):
-            self._inbox.put(BreakerOpened(queue, cooldown, str(error)))
+    def _note_failure(self, queue: str, *, of_keys: bool = False) -> None:
+        if self._breakers.failed(queue, self._clock.mono(), of_keys=of_keys):
+            self._inbox.put(BreakerTurned(queue, True))
 
     def _note_success(self, queue: str) -> None:
         if self._breakers.succeeded(queue, self.answered_at):
-            self._inbox.put(BreakerClosed(queue))
+            self._inbox.put(BreakerTurned(queue, False))
 
     def _deliver(self, queue: str, leases: list[JobLease], took: float, asked_at_boot: float) -> int:
         lasts = 0.0 if self._chosen_ttl else min(lease.expires_at for lease in leases) - asked_at_boot
@@ -261,7 +261,7 @@ class FetchThread(MasterThread):
         try:
             answers = self._acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
         except OUTAGES as error:
-            self._note_failure(queue, error, of_keys=True)
+            self._note_failure(queue, of_keys=True)
             self._broker_retry.failed(error, BEGIN, holding=True)
             return None
         self._broker_retry.answered(BEGIN)

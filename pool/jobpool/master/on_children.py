@@ -37,6 +37,8 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
+_MEND_LEFT = "each costs a child: let the handler end them, or declare it with allow_daemons=True (docs/forking.md)"
+
 _STACKS = "Fatal Python error: ", "Current thread", "Thread 0x", "Traceback (most recent call last):"
 """How the first lines of stacks begin that Python prints, or its fault handler when an import crashes."""
 
@@ -218,9 +220,14 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
 
 
 def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> None:
+    """Say it once for each handler and kind of reason: it may be so after each of its jobs."""
     slot.end(EndReason.RECYCLE, pool.now, why, killed=False)
     job = {"id": after.lease.id, "handler": after.handler} if after else {}
-    pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=why, **job)
+    kind = job.get("handler", ""), why.partition(":")[0]
+    mend = _MEND_LEFT if kind[1] in ("threads", "processes") else None
+    level = "debug" if kind in pool.told_replaced else "warning" if mend else "info"
+    pool.told_replaced.add(kind)
+    pool.note(level, "a child is replaced", slot=slot.index, pid=slot.pid, why=why, **job, mend=mend)
 
 
 def _to_keep(pool: Pool, delivery: Delivery, text: str) -> Kept | None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.broker.values import Leases
-from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.master import events as ev
+from jobpool.master.deadlines import watch_outages
 from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.death import cause_headline
@@ -39,12 +39,6 @@ OK = Settled.OK
 MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are shown where a success is told
 MORE = "`jobpool inspect {}` shows all of the error"
 MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
-
-OUTAGE_TEXTS: dict[type[JobpoolError], str] = {
-    BackendUnavailable: "the broker does not answer; trying again until it does",
-    WriteRefused: "the broker refuses to write; trying again until it does not",
-    AccessRefused: "the broker refuses this pool; trying again until that is mended",
-}
 
 NOT_OURS = (
     "the broker does not hold it for this pool any more: its lease had ended, others settled or deleted it, or the"
@@ -122,35 +116,19 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
 
 def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
     pool.outages[event.thread] = event.kind, event.error
-    _note_refusal(pool)
-    if event.kind not in pool.outages_told:
-        pool.outages_told.add(event.kind)
-        pool.note("error", OUTAGE_TEXTS.get(event.kind, OUTAGE_TEXTS[BackendUnavailable]), error=event.error)
+    watch_outages(pool, pool.now)
 
 
 def _broker_answered(pool: Pool, event: ev.BrokerAnswered) -> None:
     """End the outage of a thread; it is over for the pool when it is over in every thread."""
     pool.outages.pop(event.thread, None)
-    _note_refusal(pool)
-    if pool.outages_told and not pool.outages:
-        pool.outages_told.clear()
-        pool.note("warning", "the broker answers again")
+    pool.outage_at = pool.now
+    watch_outages(pool, pool.now)
 
 
-def _note_refusal(pool: Pool) -> None:
-    refused = any(kind is AccessRefused for kind, _ in pool.outages.values())
-    pool.refused_since = (pool.refused_since or pool.now) if refused else 0.0
-
-
-def _breaker_opened(pool: Pool, event: ev.BreakerOpened) -> None:
-    pool.open_breakers.add(event.queue)
-    what = "the circuit breaker of a queue is open: nothing is fetched from it for now"
-    pool.note("error", what, queue=event.queue, cooldown=event.cooldown, error=event.error)
-
-
-def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
-    pool.open_breakers.discard(event.queue)
-    pool.note("warning", "the circuit breaker of a queue is closed again", queue=event.queue)
+def _breaker_turned(pool: Pool, event: ev.BreakerTurned) -> None:
+    (pool.open_breakers.add if event.is_open else pool.open_breakers.discard)(event.queue)
+    pool.note("debug", "the circuit breaker of a queue has turned", queue=event.queue, open=event.is_open)
 
 
 def _control_read(pool: Pool, event: ev.ControlRead) -> None:
@@ -348,8 +326,7 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.Leased: _leased,
     ev.BrokerSilent: _broker_silent,
     ev.BrokerAnswered: _broker_answered,
-    ev.BreakerOpened: _breaker_opened,
-    ev.BreakerClosed: _breaker_closed,
+    ev.BreakerTurned: _breaker_turned,
     ev.ControlRead: _control_read,
     ev.Answered: _answered,
     ev.GivenUp: _given_up,

@@ -172,6 +172,7 @@ class Pool:
     lines_left_out: int = 0
     in_stack: bool = False  # the last line that the app printed at its import belongs to a stack
     told: set[str] = field(default_factory=set)  # handlers of which the first success was logged
+    told_replaced: set[tuple[str, str]] = field(default_factory=set)  # by handler, why children leave that was logged
     tells_each: bool = False  # each job that ends is logged
     handlers: dict[str, HandlerInfo] = field(default_factory=dict)
     servers: dict[int, Server] = field(default_factory=dict)
@@ -198,7 +199,9 @@ class Pool:
     outages: dict[str, tuple[type[JobpoolError], str]] = field(default_factory=dict)
     """Thread → why its calls to the broker fail for now."""
     outages_told: set[type[JobpoolError]] = field(default_factory=set)
-    """Kinds of errors of this outage that were logged."""
+    """Kinds of errors of this outage that were logged; they are again at `remind_at`."""
+    remind_at: float = 0.0
+    outage_at: float = 0.0  # when the latest outage of a thread ended
     refused_since: float = 0.0  # when the broker began to refuse this pool; 0.0 = it does not
     open_breakers: set[str] = field(default_factory=set)
     """Queues from which nothing is fetched for now, because fetches from them have failed."""

@@ -45,11 +45,6 @@ class CircuitBreaker:
         self._probe_until = NO_PROBE
         self._state = BreakerState.CLOSED
 
-    @property
-    def cooldown(self) -> float:
-        """Seconds of the current cooldown, or of the next one when it is closed."""
-        return self._cooldown
-
     def state(self, now: float) -> BreakerState:
         """Return its state at `now`; looking changes nothing."""
         over = self._state is BreakerState.OPEN and now >= self._until
@@ -125,19 +120,16 @@ class Breakers:
         with self._lock:
             return self._breakers[queue].wait(now)
 
-    def failed(self, queue: str, now: float, *, of_keys: bool = False) -> float:
-        """Note that a fetch from `queue` was not answered, or not what its messages need besides (`of_keys`).
-
-        Return the cooldown in seconds if its breaker has opened by that, else 0.0.
-        """
+    def failed(self, queue: str, now: float, *, of_keys: bool = False) -> bool:
+        """Note that a fetch from `queue`, or what its messages need besides (`of_keys`), failed; return if it opens."""
         breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, CircuitBreaker())
         with self._lock:
             breaker.failed(now)
             (self._keys_silent.add if of_keys else self._keys_silent.discard)(queue)
             if breaker.state(now) is not BreakerState.OPEN or queue in self._open:
-                return 0.0
+                return False
             self._open.add(queue)
-            return breaker.cooldown
+            return True
 
     def succeeded(self, queue: str, now: float) -> bool:
         """Note that a fetch from `queue` was answered; return whether its breaker has closed by that."""

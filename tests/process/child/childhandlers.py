@@ -315,9 +315,22 @@ def leak_descriptors(ctx: JobContext, count: int) -> None:
         os.dup(2)
 
 
+def leak_threads(ctx: JobContext, seconds: float = 60.0, daemon: bool = True, count: int = 1) -> None:
+    for _ in range(count):
+        threading.Thread(target=time.sleep, args=(seconds,), daemon=daemon).start()
+
+
+handler(leak_threads)
+handler("leak_allowed_threads", allow_daemons=True)(leak_threads)
+
+
 @handler
-def leak_thread(ctx: JobContext, seconds: float) -> None:
-    threading.Thread(target=time.sleep, args=(seconds,), daemon=True).start()
+def leak_busy_thread(ctx: JobContext) -> None:
+    def compute() -> None:
+        while True:
+            pass
+
+    threading.Thread(target=compute, name="busy", daemon=True).start()
 
 
 @handler

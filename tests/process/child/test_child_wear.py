@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from childrig import ChildProcess
 from support.waiting import wait_until
 
+from jobpool.child.recycle import DAEMONS_LOOK_EVERY_S
 from jobpool.ipc.packets import INLINE_BYTES
 from jobpool.message.outcome import ResultKind
 from jobpool_torture.processes import is_alive
@@ -41,7 +43,7 @@ def test_sys_exit_in_a_fork_ends_it_with_its_status(start_child: Start) -> None:
 def test_shared_memory_left_behind_is_freed_when_the_child_has_left(start_child: Start) -> None:
     child = start_child()
     result = child.succeed("leave_shared_memory")
-    assert result.leaving == "processes"
+    assert result.leaving == "processes: Python's resource tracker"
     assert child.exit_status() == 0
     memory = Path("/dev/shm") / result.output
     wait_until(lambda: not memory.exists())
@@ -66,15 +68,52 @@ def test_an_intended_daemon_lives_as_long_as_its_child(start_child: Start) -> No
     assert not is_alive(int(result.output))
 
 
-def test_a_leaked_thread_ends_the_child(start_child: Start) -> None:
+def test_a_thread_that_has_not_ended_its_work_ends_the_child(start_child: Start) -> None:
     child = start_child()
-    assert child.succeed("leak_thread", {"seconds": 60}).leaving == "threads: Thread-1 (sleep)"
+    result = child.succeed("leak_threads", {"daemon": False})
+    assert result.leaving == "threads: Thread-1 (sleep)"
     assert child.exit_status() == 0
 
 
 def test_a_thread_that_is_about_to_end_does_not(start_child: Start) -> None:
     child = start_child()
-    assert child.succeed("leak_thread", {"seconds": 0.005}).leaving == ""
+    assert child.succeed("leak_threads", {"seconds": 0.005, "daemon": False}).leaving == ""
+
+
+def test_daemon_threads_that_wait_stay_with_their_child_up_to_a_threshold(start_child: Start) -> None:
+    child = start_child()
+    assert [child.succeed("leak_threads", {"count": 32}).leaving for _ in range(2)] == ["", ""]
+    assert child.succeed("noop").leaving == ""
+    assert child.succeed("leak_threads").leaving == "threads: Thread-65 (sleep)"
+    assert child.exit_status() == 0
+
+
+def test_beside_one_that_may_stay_another_thread_is_found(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_threads").leaving == ""
+    assert child.succeed("leak_threads", {"daemon": False}).leaving == "threads: Thread-2 (sleep)"
+
+
+def test_a_daemon_thread_that_computes_on_ends_the_child(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_busy_thread").leaving == "", "it may only be on its way to its first wait"
+    wait_until(lambda: child.succeed("noop").leaving == "threads: busy", DAEMONS_LOOK_EVERY_S + 5.0)
+    assert child.exit_status() == 0
+
+
+def test_a_daemon_thread_that_has_ended_hides_no_other(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_threads", {"seconds": 0.01}).leaving == ""
+    wait_until(lambda: len(os.listdir(f"/proc/{child.pid}/task")) == 1, what="its end")
+    child.succeed("noop")
+    assert child.succeed("leak_threads", {"daemon": False}).leaving == "threads: Thread-2 (sleep)"
+
+
+def test_any_thread_stays_where_the_handler_allows_it(start_child: Start) -> None:
+    child = start_child()
+    for _ in range(3):
+        assert child.succeed("leak_allowed_threads", {"daemon": False, "count": 50}).leaving == ""
+    assert child.succeed("noop").leaving == ""
 
 
 def test_leaked_descriptors_end_the_child_above_the_threshold(start_child: Start) -> None:

@@ -255,6 +255,17 @@ def test_a_forked_process_neither_enqueues_nor_acks() -> None:
     assert not made.follow_ups
 
 
+def test_a_thread_that_is_left_running_can_do_nothing_with_the_context_of_its_attempt() -> None:
+    kept, told = list[JobContext](), list[float]()
+    registry = HandlerRegistry()
+    registry.handler("it")(kept.append)
+    run_attempt(job(), registry, progress=lambda fraction, text: told.append(fraction))
+    kept[0].progress(0.5, "of the next attempt")
+    with pytest.raises(Unsupported, match="this attempt has ended"):
+        kept[0].enqueue("next")
+    assert told == []
+
+
 def test_a_timeout_ends_the_handler_and_says_so() -> None:
     registry = HandlerRegistry()
     registry.handler("it")(lambda ctx: time.sleep(30))

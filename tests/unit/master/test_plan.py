@@ -522,6 +522,18 @@ class TestResults:
         assert len(of(stage.die(slot, signal=None, code=0), act.SpawnChild)) == 1
         assert stage.pool.counters.crashed == 0
 
+    def test_what_a_handler_leaves_behind_is_told_with_its_mend_once_for_each_kind(self) -> None:
+        stage = Stage(workers=1).boot()
+        for why in ("threads: Thread-1", "threads: Thread-2", "processes", "jobs"):
+            slot = stage.run()
+            stage.answer(slot, leaving=why)
+            stage.die(slot, signal=None, code=0)
+            stage.boot()
+        told = [(note.level, note.fields["why"]) for note in stage.pool.notes if note.event == "a child is replaced"]
+        again = ("debug", "threads: Thread-2")
+        assert told == [("warning", "threads: Thread-1"), again, ("warning", "processes"), ("info", "jobs")]
+        assert "allow_daemons=True" in next(n.fields["mend"] for n in stage.pool.notes if "mend" in n.fields)
+
     def test_jobs_enqueued_inside_a_child_go_through_the_settle_thread_and_back(self) -> None:
         stage = Stage(workers=1).boot()
         [slot] = stage.idle

@@ -20,7 +20,7 @@ from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master import threads
-from jobpool.master.deadlines import MAX_REFUSED_S
+from jobpool.master.deadlines import CALM_S, MAX_REFUSED_S, REMIND_EVERY_S
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 from jobpool.master.telemetry import Publisher
@@ -232,11 +232,31 @@ def test_an_outage_that_threads_meet_one_by_one_is_told_once_and_is_over_when_th
     stage = Stage()
     stage.tell(ev.BrokerSilent("silent", "fetch"), ev.BrokerSilent("silent", "settle"))
     stage.tell(ev.BrokerAnswered("settle"), ev.BrokerSilent("silent", "settle"), ev.BrokerAnswered("settle"))
+    stage.after(CALM_S)
     assert said(stage) == [SILENT]
     stage.tell(ev.BrokerAnswered("fetch"))
+    stage.after(CALM_S)
     assert said(stage) == [SILENT, AGAIN]
     stage.tell(ev.BrokerSilent("silent", "renew"))
     assert said(stage) == [SILENT, AGAIN, SILENT]
+
+
+def test_a_broker_that_refuses_and_answers_by_turns_is_told_of_at_the_beginning_now_and_then_and_at_the_end() -> None:
+    stage = Stage()
+    for _ in range(int(1.5 * REMIND_EVERY_S / CALM_S)):
+        stage.tell(ev.BrokerSilent("mend it", "fetch", AccessRefused), ev.BrokerAnswered("fetch"))
+        stage.after(0.9 * CALM_S)
+    assert said(stage) == [REFUSED, REFUSED]
+    stage.after(CALM_S)
+    assert said(stage) == [REFUSED, REFUSED, AGAIN]
+
+
+def test_an_outage_that_lasts_is_told_again_now_and_then() -> None:
+    stage = Stage()
+    stage.tell(ev.BrokerSilent("silent", "fetch"), ev.BrokerSilent("silent", "settle"))
+    for _ in range(3):
+        stage.after(0.5 * REMIND_EVERY_S)
+    assert said(stage) == [SILENT, SILENT]
 
 
 def test_a_refusal_in_an_outage_is_told_too_for_it_wants_another_mend() -> None:
@@ -244,6 +264,7 @@ def test_a_refusal_in_an_outage_is_told_too_for_it_wants_another_mend() -> None:
     stage.tell(ev.BrokerSilent("silent", "fetch"), ev.BrokerSilent("mend it", "fetch", AccessRefused))
     assert said(stage) == [SILENT, REFUSED]
     stage.tell(ev.BrokerAnswered("fetch"))
+    stage.after(CALM_S)
     assert said(stage) == [SILENT, REFUSED, AGAIN]
 
 

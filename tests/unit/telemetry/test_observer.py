@@ -286,7 +286,7 @@ def test_the_peak_of_memory_is_that_of_the_living_and_of_the_lately_dead(stage: 
 
 
 def test_the_state_of_the_pool_is_told(stage: Watched) -> None:
-    stage.tell(ev.Counted({"reports": QueueStats(5, 4, 3, 2, 77.0)}), ev.BreakerOpened("reports", 2.0, "no answer"))
+    stage.tell(ev.Counted({"reports": QueueStats(5, 4, 3, 2, 77.0)}), ev.BreakerTurned("reports", True))
     stage.lease("report")
     assert stage.values(names.MESSAGES) == {
         ("reports", "waiting"): 5,
@@ -298,7 +298,7 @@ def test_the_state_of_the_pool_is_told(stage: Watched) -> None:
     assert stage.values(names.BREAKER) == {("reports",): 1}
     assert stage.values(names.SLOTS) == {("starting",): 0, ("idle",): 1, ("busy",): 1, ("dying",): 0}
     assert stage.values(names.BUILD) == {(__version__,): 1}
-    stage.tell(ev.BreakerClosed("reports"), ev.Counted({"reports": QueueStats()}))
+    stage.tell(ev.BreakerTurned("reports", False), ev.Counted({"reports": QueueStats()}))
     assert stage.values(names.BREAKER) == {("reports",): 0}
     assert stage.values(names.OLDEST) == {("reports",): 0}
 
