@@ -20,6 +20,7 @@ from dataclasses import replace
 import greenstalk
 from msgspec import Struct
 
+from jobpool.broker import parts
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope, Unsupported
@@ -151,7 +152,7 @@ class Walk:
         return number(self._connection.stats([self._tube])[0], "current-jobs-buried")
 
 
-class Inspector:
+class Inspector(parts.Inspector):
     """The view of queues. Nothing is left reserved."""
 
     def __init__(self, connections: Connections) -> None:
@@ -209,7 +210,7 @@ class Inspector:
 
     # --- dead letters --------------------------------------------------------------------------------
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int, _largest: int = 0) -> list[Message]:
         """Return up to `limit` dead letters after the cursor `after`, the first that died first."""
         require_dead(where)
         with self._connections.spare() as connection:
@@ -217,13 +218,6 @@ class Inspector:
             letters = heapq.nsmallest(limit, found, key=lambda letter: letter.job)
         self._remember(letters)
         return [letter.message for letter in letters]
-
-    def inspect(self, ident: str) -> Message | None:
-        """Return the dead letter with this id; of several the first that died."""
-        with self._connections.spare() as connection:
-            found = list(self._matching(connection, MessageFilter(ids=(ident,))))
-        self._remember(found)
-        return min(found, key=lambda letter: letter.job).message if found else None
 
     def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[DeadLetter]:
         """Yield the matching letters, in any order; with ids, only those, until all of them are found."""

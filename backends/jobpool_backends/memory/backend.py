@@ -248,7 +248,7 @@ class _Inspector:
                 self._store.sweep(queue)
             return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int, _largest: int = 0) -> list[Message]:
         with self._turn.step(looks=True):
             matching = (entry for entry in self._store.matching(where) if entry.seq > after)
             return [shown(entry, self._turn.boot) for entry in islice(matching, limit)]
