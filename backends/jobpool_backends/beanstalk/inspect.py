@@ -13,7 +13,7 @@ to reserve it buries it again. A job of another program has no mark; it goes to 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -216,7 +216,9 @@ class Inspector(parts.Inspector):
         with self._connections.spare() as connection:
             found = (letter for letter in self._matching(connection, where) if letter.job > after)
             letters = heapq.nsmallest(limit, found, key=lambda letter: letter.job)
-        self._remember(letters)
+        if len(self._places) > MAX_REMEMBERED_PLACES:
+            self._places.clear()
+        self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
         return [letter.message for letter in letters]
 
     def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[DeadLetter]:
@@ -253,11 +255,6 @@ class Inspector(parts.Inspector):
             for (queue, _), answer, counters in zip(places, found, counted, strict=True)
             if counters and counters.state == "buried" and (job := connection.job(answer)) is not None
         ]
-
-    def _remember(self, letters: Iterable[DeadLetter]) -> None:
-        if len(self._places) > MAX_REMEMBERED_PLACES:
-            self._places.clear()
-        self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
 
 
 def foreign_queues(connection: Connection) -> list[str]:

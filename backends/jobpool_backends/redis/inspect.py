@@ -119,25 +119,24 @@ class Inspector(parts.Inspector):
         return sum(1 for _ in islice(self.search(where), cap))
 
     def page(self, where: MessageFilter, after: int, limit: int, largest: int = MAX_BODY_BYTES) -> list[Message]:
-        return [row.message for row in self.rows(where, after, limit, largest)]
+        found = self.search(where, after=after, piece=min(limit, MEMBERS_PER_SCRIPT), largest=largest)
+        return [row.message for row in islice(found, limit)]
 
     def inspect(self, ident: str) -> Message | None:
         # Between the look at its place and that at its record it may have moved to another queue.
         return super().inspect(ident) or super().inspect(ident)
 
-    def rows(self, where: MessageFilter, after: int, limit: int, largest: int = sys.maxsize) -> Iterator[Row]:
-        """Yield up to `limit` messages after the cursor `after`, with bodies of up to `largest` bytes."""
-        piece = min(limit, MEMBERS_PER_SCRIPT)
-        return islice(self.search(where, after=after, piece=piece, largest=largest), limit)
-
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, largest: int = 0
     ) -> Iterator[Row]:
-        """Yield the messages that the filter finds, in enqueue order; with all bodies if it reads them."""
+        """Yield the messages that the filter finds, in enqueue order; `largest`: as in `list_messages`."""
         sequence, tie = divmod(after, TIES_PER_SEQUENCE)
         behind = (f"{sequence:016d}", tie)
         # The sequence of the last one itself is walked again: another queue may have given it too.
-        places = self._given(where.ids) if where.ids else self._all(where, f"{max(0, sequence - 1):016d}", piece)
+        if where.ids:
+            places = iter(sorted(place for _, place in self.places(where.ids)))
+        else:
+            places = self._all(where, f"{max(0, sequence - 1):016d}", piece)
         wanted = (place for place in places if place[:2] > behind)
         while some := list(islice(wanted, piece)):
             yield from self._read(some, where, largest if where.text is None else sys.maxsize)
@@ -173,9 +172,6 @@ class Inspector(parts.Inspector):
             found.update(some)
             first += MEMBERS_PER_SCRIPT
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(_text, found))
-
-    def _given(self, idents: Sequence[str]) -> list[Place]:
-        return sorted(place for _, place in self.places(idents))
 
     def places(self, idents: Sequence[str]) -> list[tuple[str, Place]]:
         """Return the ids that there are, each with the place of its message."""

@@ -38,8 +38,9 @@ class Row(NamedTuple):
     notes: dict[str, str]
     message: Message
 
-    def queue_message(self) -> QueueMessage:
-        return QueueMessage(**{name: getattr(self.message, name) for name in QueueMessage.__struct_fields__})
+
+def queue_message(message: Message) -> QueueMessage:
+    return QueueMessage(**{name: getattr(message, name) for name in QueueMessage.__struct_fields__})
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
