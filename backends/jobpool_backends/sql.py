@@ -8,6 +8,7 @@ from typing import Any
 from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, State
 from jobpool.message.batches import BatchStatus
+from jobpool.message.envelope import OVERSIZED
 from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, unix_time
 
@@ -23,13 +24,14 @@ def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message
     """Return the message of a row that has these columns.
 
     seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
-    last_error, cause, died_at, deadline_wall, claim, claims, ends_at.
+    last_error, cause, died_at, deadline_wall, claim, claims, ends_at. Anything but bytes stands for a large body.
     """
     seq, ident, queue, *counters = row[:8]
-    enqueued_at, available_at, *texts = row[8:14]
+    enqueued_at, available_at, body, *texts = row[8:14]
     died_at, deadline, _, claims, ends_at = row[14:19]
     ends = unix_time(died_at), unix_time(deadline), claim, claims, unix_time(ends_at), str(seq)
-    columns = [ident, queue, state, *counters, enqueued_at / MICRO, available_at / MICRO, *texts, *ends]
+    body = body if isinstance(body, bytes) else OVERSIZED
+    columns = [ident, queue, state, *counters, enqueued_at / MICRO, available_at / MICRO, body, *texts, *ends]
     return Message(*columns)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import in_order
@@ -13,6 +14,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level, cautions_of
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool.errors import Unsupported
+from jobpool.message.envelope import OVERSIZED
 
 pytestmark = pytest.mark.needs("leases")
 
@@ -172,6 +174,24 @@ def test_pages_of_a_filter_follow_each_other_too(backend: QueueBackend) -> None:
         first = backend.list_messages(where, limit=3)
         rest = backend.list_messages(where, after=first[-1].cursor)
         assert ids(first + rest) == whole, where
+
+
+@pytest.mark.spans
+def test_a_list_brings_no_larger_body_than_is_asked_for(backend: QueueBackend) -> None:
+    idents = backend.enqueue_many([a_job("small"), a_job("large" * 100)])
+    for lease in backend.fetch_many(QUEUE, limit=2):
+        backend.abandon(lease)
+    whole = {message.id: message for message in backend.list_messages()}
+    small, large = (whole[ident] for ident in idents)
+    for where in (MessageFilter(), MessageFilter(ids=tuple(idents)), MessageFilter(text="large")):
+        for largest in (0, len(small.body), len(large.body)):
+            expected = [
+                message if len(message.body) <= largest else replace(message, body=OVERSIZED)
+                for message in ([large] if where.text else [small, large])
+            ]
+            found = backend.list_messages(where, largest=largest)
+            assert in_order(backend, [*map(str, found)]) == in_order(backend, [*map(str, expected)]), (where, largest)
+            assert {message.id: message.body for message in found} == {each.id: each.body for each in expected}
 
 
 def test_a_cursor_that_is_none_is_refused(backend: QueueBackend) -> None:

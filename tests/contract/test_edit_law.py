@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 from jobpool.broker import editing
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.editing import PAGE_MESSAGES
+from jobpool.broker.filters import FIRST_PAGE, PAGE_MESSAGES
 from jobpool.broker.packing import EDITED_BYTES_IN_A_STEP
 from jobpool.broker.values import Edit, Edited, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
@@ -402,7 +402,7 @@ def test_large_bodies_are_changed_in_several_steps(backend: QueueBackend) -> Non
 @moves
 def test_a_filter_changes_each_of_many_once(harness: Harness) -> None:
     backend = harness.open()
-    number = 2 * PAGE_MESSAGES + 3
+    number = FIRST_PAGE + PAGE_MESSAGES + 3
     idents = backend.enqueue_many(numbered(number))
     late = backend.enqueue(a_job(scheduled_at=at(harness.now() + 60.0)))
     backend.enqueue(a_job(queue="mails"))

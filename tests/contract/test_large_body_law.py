@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from support.claims import claim, post
@@ -11,8 +12,9 @@ from support.jobs import QUEUE, a_job
 from support.looks import dead_letter, recover
 from support.tiers import more
 
+from jobpool.broker import control, editing
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import NewMessage
+from jobpool.broker.values import MessageFilter, NewMessage
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease
@@ -36,6 +38,16 @@ def put(backend: QueueBackend, ident: str, body: bytes) -> None:
 
 def fetched(backend: QueueBackend, limit: int = 10, fetch_id: str | None = None) -> dict[str, JobLease]:
     return {lease.id: lease for lease in backend.fetch_many(QUEUE, limit=limit, fetch_id=fetch_id)}
+
+
+def peak(look: Callable[[], object]) -> int:
+    """How many bytes of this process it takes at most."""
+    tracemalloc.start()
+    try:
+        look()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_it_is_leased_and_refused_unread(harness: Harness, backend: QueueBackend) -> None:
@@ -95,14 +107,34 @@ def test_many_cost_whoever_fetches_no_more_than_one(backend: QueueBackend) -> No
     """Neither the fetch, nor what it leaves behind."""
     for number in range(4):
         put(backend, f"large-{number}", b"{" * LARGE)
-    tracemalloc.start()
-    try:
-        leases = fetched(backend)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    leases: dict[str, JobLease] = {}
+    assert peak(lambda: leases.update(fetched(backend))) < SOME
     assert len(leases) == 4
-    assert most < SOME
+
+
+LOOKS: dict[str, Callable[[QueueBackend, list[str]], object]] = {
+    "wait": lambda backend, idents: backend.wait(idents, timeout=0.0),
+    "put off": lambda backend, _: editing.edit_matching(
+        backend, editing.read_changes(backend, at=60.0), MessageFilter(queue=QUEUE)
+    ),
+    "cancel": lambda backend, _: control.cancel_matching(backend, MessageFilter(queue=QUEUE)),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_no_body_is_brought_to_whoever_asks_for_states_or_changes_no_body(backend: QueueBackend, look: str) -> None:
+    idents = backend.enqueue_many([a_job("x" * (MIB - 1000)) for _ in range(4)])
+    assert peak(lambda: LOOKS[look](backend, idents)) < SOME
+
+
+def test_a_list_does_not_bring_it_and_finds_a_text_in_it(backend: QueueBackend) -> None:
+    put(backend, "large", b"{" * LARGE + b"needle")
+    assert peak(lambda: backend.list_messages(MessageFilter(queue=QUEUE))) < SOME
+    [found] = backend.list_messages(MessageFilter(text="NEEDLE"))
+    assert (found.id, found.body) == ("large", OVERSIZED)
+    whole = backend.inspect("large")
+    assert whole is not None
+    assert len(whole.body) == LARGE + len("needle")
 
 
 # --- claims --------------------------------------------------------------------------------------------------

@@ -372,13 +372,13 @@ def test_who_waits_looks_seldom_and_comes_back_when_the_backend_is_closed(
 ) -> None:
     backend = harness.open_live()
     idents = [backend.enqueue(a_job()) for _ in range(3)] + [a_lease(backend, "mails").id]
-    looks, look = list[str](), backend.inspect
+    looks, look = list[str](), backend.list_messages
 
-    def noted(ident: str) -> Message | None:
-        looks.append(ident)
-        return look(ident)
+    def noted(where: MessageFilter, **page: Any) -> list[Message]:
+        looks.extend(where.ids)
+        return look(where, **page)
 
-    monkeypatch.setattr(backend, "inspect", noted)
+    monkeypatch.setattr(backend, "list_messages", noted)
     with ThreadPoolExecutor(len(idents)) as executor:
         assert all(executor.map(lambda ident: backend.wait([ident], 0.5), idents))
         assert len(looks) < 50

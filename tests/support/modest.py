@@ -185,10 +185,8 @@ class Modest(MemoryBackend):
     def queues(self) -> list[str]:
         return [queue for queue in super().queues() if queue in self._told]
 
-    def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
-    ) -> list[Message]:
-        return super().list_messages(self._dead(where or MessageFilter()), after=after, limit=limit)
+    def list_messages(self, where: MessageFilter | None = None, **page: Any) -> list[Message]:
+        return super().list_messages(self._dead(where or MessageFilter()), **page)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         return super().count(self._dead(where), cap=cap)

@@ -13,13 +13,14 @@ to reserve it buries it again. A job of another program has no mark; it goes to 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import greenstalk
 from msgspec import Struct
 
+from jobpool.broker import parts
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope, Unsupported
@@ -151,7 +152,7 @@ class Walk:
         return number(self._connection.stats([self._tube])[0], "current-jobs-buried")
 
 
-class Inspector:
+class Inspector(parts.Inspector):
     """The view of queues. Nothing is left reserved."""
 
     def __init__(self, connections: Connections) -> None:
@@ -209,21 +210,16 @@ class Inspector:
 
     # --- dead letters --------------------------------------------------------------------------------
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int, _largest: int = 0) -> list[Message]:
         """Return up to `limit` dead letters after the cursor `after`, the first that died first."""
         require_dead(where)
         with self._connections.spare() as connection:
             found = (letter for letter in self._matching(connection, where) if letter.job > after)
             letters = heapq.nsmallest(limit, found, key=lambda letter: letter.job)
-        self._remember(letters)
+        if len(self._places) > MAX_REMEMBERED_PLACES:
+            self._places.clear()
+        self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
         return [letter.message for letter in letters]
-
-    def inspect(self, ident: str) -> Message | None:
-        """Return the dead letter with this id; of several the first that died."""
-        with self._connections.spare() as connection:
-            found = list(self._matching(connection, MessageFilter(ids=(ident,))))
-        self._remember(found)
-        return min(found, key=lambda letter: letter.job).message if found else None
 
     def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[DeadLetter]:
         """Yield the matching letters, in any order; with ids, only those, until all of them are found."""
@@ -259,11 +255,6 @@ class Inspector:
             for (queue, _), answer, counters in zip(places, found, counted, strict=True)
             if counters and counters.state == "buried" and (job := connection.job(answer)) is not None
         ]
-
-    def _remember(self, letters: Iterable[DeadLetter]) -> None:
-        if len(self._places) > MAX_REMEMBERED_PLACES:
-            self._places.clear()
-        self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
 
 
 def foreign_queues(connection: Connection) -> list[str]:

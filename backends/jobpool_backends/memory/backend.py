@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 from msgspec.structs import replace
 
+from jobpool.broker import parts
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import redact
@@ -219,7 +220,7 @@ class MemoryBackend(QueueBackend):
         return [Finding("memory.place", Level.PROBLEM, found, why, mend)]
 
 
-class _Inspector:
+class _Inspector(parts.Inspector):
     """The part that looks, for messages and for results. Each call walks over the messages: a backend for tests."""
 
     def __init__(self, turn: Turn, store: Store) -> None:
@@ -248,7 +249,7 @@ class _Inspector:
                 self._store.sweep(queue)
             return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int, _largest: int = 0) -> list[Message]:
         with self._turn.step(looks=True):
             matching = (entry for entry in self._store.matching(where) if entry.seq > after)
             return [shown(entry, self._turn.boot) for entry in islice(matching, limit)]
@@ -256,14 +257,6 @@ class _Inspector:
     def count(self, where: MessageFilter, cap: int) -> int:
         with self._turn.step():
             return sum(1 for _ in islice(self._store.matching(where), cap))
-
-    def inspect(self, ident: str) -> Message | None:
-        with self._turn.step(looks=True):
-            entry = self._store.by_id.get(ident)
-            if entry is not None:
-                self._store.sweep(self._store.queues[entry.queue])
-                entry = self._store.by_id.get(ident)
-            return shown(entry, self._turn.boot) if entry else None
 
     def get(self, idents: Sequence[str]) -> dict[str, bytes]:
         with self._turn.step(looks=True):

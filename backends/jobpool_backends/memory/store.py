@@ -289,7 +289,9 @@ class Store:
     def matching(self, where: MessageFilter) -> Iterator[Entry]:
         for queue in self.queues.values():
             self.sweep(queue)
-        return (entry for entry in self.entries.values() if is_meant(entry, where, self._turn.now))
+        named = sorted(self.by_id[ident].seq for ident in self.by_id.keys() & set(where.ids))
+        some = map(self.entries.__getitem__, named) if where.ids else self.entries.values()
+        return (entry for entry in some if is_meant(entry, where, self._turn.now))
 
     def settle(self, entry: Entry, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> None:
         """Carry out a settlement of a judged lease, and add the messages that it brings."""

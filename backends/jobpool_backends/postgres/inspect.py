@@ -10,12 +10,15 @@ meanwhile in any way is left alone. Leased ones are never touched.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from jobpool.broker import parts
 from jobpool.broker.filters import next_page
 from jobpool.broker.values import Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.in_transaction import or_null
@@ -38,8 +41,9 @@ _FILTER = """
 """
 _PLACE = "seq, place"
 _SHOWN = """
-    seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
-    last_error, coalesce(nullif(forfeited, ''), cause), died_at, deadline, claim, claims, ends_at, cause, state, place
+    seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at,
+    CASE WHEN octet_length(body) <= %(largest)b THEN body END, reason, last_error,
+    coalesce(nullif(forfeited, ''), cause), died_at, deadline, claim, claims, ends_at, cause, state, place
 """
 _THROUGH, _THROUGH_WHOLE = (
     f"SELECT {columns} FROM {{schema}}.look_through({_FILTER}, %(share)b)" for columns in (_PLACE, _SHOWN)
@@ -67,7 +71,7 @@ _STATES = {number: state for state, numbers in _STORED.items() for number in num
 Row = tuple[Any, ...]
 
 
-class Inspector:
+class Inspector(parts.Inspector):
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -88,31 +92,28 @@ class Inspector:
     def evicted(self, queue: str) -> int:
         return int(self._database.value("evicted", queue))
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
-        found = self.search(where, behind=after, limit=limit, whole=True)
+    def page(self, where: MessageFilter, after: int, limit: int, largest: int = MAX_BODY_BYTES) -> list[Message]:
+        found = self.search(where, behind=after, limit=limit, largest=largest)
         return [_message(row) for row in islice(found, limit)]
 
     def count(self, where: MessageFilter, cap: int) -> int:
         return sum(1 for _ in islice(self.search(where, limit=cap), cap))
 
-    def inspect(self, ident: str) -> Message | None:
-        found = self.search(MessageFilter(ids=(ident,)), limit=1, whole=True)
-        return next(map(_message, found), None)
-
-    def search(self, where: MessageFilter, *, limit: int, behind: int = 0, whole: bool = False) -> Iterator[Row]:
+    def search(self, where: MessageFilter, *, limit: int, behind: int = 0, largest: int | None = None) -> Iterator[Row]:
         """Yield the messages that match, in enqueue order, from the one after number `behind` on.
 
-        Rows are of `_SHOWN` if `whole`, or if the filter asks for a text; else of `_PLACE`. More than `limit` may come.
+        Rows are of `_SHOWN`, with bodies of up to `largest` bytes. They are of `_PLACE` if that is None and the filter
+        asks for no text. More than `limit` may come.
         """
         if where.text is None:
-            yield from self._search(where, behind, min(limit, schema.WINDOW), whole)
+            yield from self._search(where, behind, min(limit, schema.WINDOW), largest)
             return
-        for row in self._search(where, behind, _MOST_BODIES, True):
+        for row in self._search(where, behind, _MOST_BODIES, sys.maxsize):
             body, last_error, shown_cause, cause = row[10], row[12], row[13], row[19]
             if contains(where.text, body, last_error, shown_cause, cause):
                 yield row
 
-    def _search(self, where: MessageFilter, behind: int, limit: int, whole: bool) -> Iterator[Row]:
+    def _search(self, where: MessageFilter, behind: int, limit: int, largest: int | None) -> Iterator[Row]:
         """Yield the rows, up to `limit` a statement; fewer bodies where they are large, so that it ends in time."""
         states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
         asked = {
@@ -125,19 +126,20 @@ class Inspector:
             "reason": where.reason,
             "older": None if where.older_than is None else micros(where.older_than),
             "newer": None if where.newer_than is None else micros(where.newer_than),
-            "bodies": whole,
+            "bodies": bool(largest),
+            "largest": largest,
         }
-        up, through = (_UP_WHOLE, _THROUGH_WHOLE) if whole else (_UP, _THROUGH)
+        up, through = (_UP, _THROUGH) if largest is None else (_UP_WHOLE, _THROUGH_WHOLE)
         sql = up if where.ids else through
         on: int | None = behind
-        most = min(limit, _FIRST_BODIES) if whole else limit
+        most = min(limit, _FIRST_BODIES) if largest else limit
         share = most  # enough where each message matches; where few do, more are looked at from time to time
         while on is not None:
             rows = self._database.run(sql, asked | {"behind": on, "most": most, "share": share})
             on = (rows[-1][0] if len(rows) == most else None) if where.ids else rows.pop()[0]
             share = min(share * 4, schema.WINDOW)
-            if whole and rows:
-                most = next_page([len(row[10]) for row in rows], min(limit, _MOST_BODIES), schema.PAGE_BYTES)
+            if largest and rows:
+                most = next_page([len(row[10] or b"") for row in rows], min(limit, _MOST_BODIES), schema.PAGE_BYTES)
             yield from rows
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:

@@ -12,6 +12,7 @@ its own work. Such scripts are a claim, a `pop`, a post, a list, a count or a re
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.connections import Script
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
 from jobpool_backends.redis.inspect import Inspector
-from jobpool_backends.redis.records import cursor_of, read_tail
+from jobpool_backends.redis.records import cursor_of, queue_message, read_tail
 from jobpool_backends.shared import MICRO, DeadCaps, body_or_oversized, micros, unix_time
 
 _AGAIN = 1  # answer of a script that found nothing, but has not looked at everything
@@ -78,7 +79,7 @@ class RedisClaimStore(ClaimStore):
     def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
         where = MessageFilter(queue=queue, states=states)
-        return [row.queue_message() for row in self._inspector.rows(where, after, limit)]
+        return [queue_message(message) for message in self._inspector.page(where, after, limit, sys.maxsize)]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         claims: list[HeldClaim] = []

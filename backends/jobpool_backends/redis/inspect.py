@@ -13,12 +13,15 @@ never touched.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import methodcaller
 from typing import NamedTuple
 
+from jobpool.broker import parts
 from jobpool.broker.values import REMEMBER_CALLS, Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import is_queue
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.keyspace import BULK, EDIT, MESSAGE_LIST, MESSAGE_READ, STATS, Keyspace
@@ -81,7 +84,7 @@ class Place(NamedTuple):
 _text = methodcaller("decode", errors="replace")  # of a member or a name, which may be changed by hand
 
 
-class Inspector:
+class Inspector(parts.Inspector):
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 
@@ -115,35 +118,28 @@ class Inspector:
             return min(cap, sum(count[state] for count in counts for state in set(where.states or State)))
         return sum(1 for _ in islice(self.search(where), cap))
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
-        return [row.message for row in self.rows(where, after, limit)]
+    def page(self, where: MessageFilter, after: int, limit: int, largest: int = MAX_BODY_BYTES) -> list[Message]:
+        found = self.search(where, after=after, piece=min(limit, MEMBERS_PER_SCRIPT), largest=largest)
+        return [row.message for row in islice(found, limit)]
 
     def inspect(self, ident: str) -> Message | None:
-        where = MessageFilter(ids=(ident,))
-        before: list[Place] = []
         # Between the look at its place and that at its record it may have moved to another queue.
-        while (places := self._given([ident])) and places != before:
-            for found in self._read(places, where, bodies=True):
-                return found.message
-            before = places
-        return None
-
-    def rows(self, where: MessageFilter, after: int, limit: int) -> Iterator[Row]:
-        """Yield up to `limit` messages after the cursor `after`, with their bodies."""
-        piece = min(limit, MEMBERS_PER_SCRIPT)
-        return islice(self.search(where, after=after, piece=piece, bodies=True), limit)
+        return super().inspect(ident) or super().inspect(ident)
 
     def search(
-        self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, bodies: bool = False
+        self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, largest: int = 0
     ) -> Iterator[Row]:
-        """Yield the messages that the filter finds, in enqueue order; bodies if asked for, or if it reads them."""
+        """Yield the messages that the filter finds, in enqueue order; `largest`: as in `list_messages`."""
         sequence, tie = divmod(after, TIES_PER_SEQUENCE)
         behind = (f"{sequence:016d}", tie)
         # The sequence of the last one itself is walked again: another queue may have given it too.
-        places = self._given(where.ids) if where.ids else self._all(where, f"{max(0, sequence - 1):016d}", piece)
+        if where.ids:
+            places = iter(sorted(place for _, place in self.places(where.ids)))
+        else:
+            places = self._all(where, f"{max(0, sequence - 1):016d}", piece)
         wanted = (place for place in places if place[:2] > behind)
         while some := list(islice(wanted, piece)):
-            yield from self._read(some, where, bodies or where.text is not None)
+            yield from self._read(some, where, largest if where.text is None else sys.maxsize)
             piece = min(2 * piece, MEMBERS_PER_SCRIPT)  # few of them match: go on in larger steps
 
     def _all(self, where: MessageFilter, behind: str, piece: int) -> Iterator[Place]:
@@ -177,9 +173,6 @@ class Inspector:
             first += MEMBERS_PER_SCRIPT
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(_text, found))
 
-    def _given(self, idents: Sequence[str]) -> list[Place]:
-        return sorted(place for _, place in self.places(idents))
-
     def places(self, idents: Sequence[str]) -> list[tuple[str, Place]]:
         """Return the ids that there are, each with the place of its message."""
         wanted = list(dict.fromkeys(idents))
@@ -197,11 +190,11 @@ class Inspector:
     def _queues(self, where: MessageFilter) -> list[str]:
         return self.names() if where.queue is None else [where.queue]
 
-    def _read(self, places: Sequence[Place], where: MessageFilter, bodies: bool) -> Iterator[Row]:
+    def _read(self, places: Sequence[Place], where: MessageFilter, largest: int) -> Iterator[Row]:
         """Yield the messages at these places that match, as they are now."""
         rows: dict[tuple[str, str], Row] = {}
         for queue, some in places_by(place.queue for place in places).items():
-            for now, row in self._read_queue(queue, [places[at].member for at in some], bodies):
+            for now, row in self._read_queue(queue, [places[at].member for at in some], largest):
                 notes = map(row.notes.get, ("error", "cause", "forfeited"))
                 if matches(row.message, where, now - row.since, *notes):
                     rows[queue, row.member] = row
@@ -209,9 +202,9 @@ class Inspector:
             if (place.queue, place.member) in rows:
                 yield rows.pop((place.queue, place.member))
 
-    def _read_queue(self, queue: str, members: Sequence[str], bodies: bool) -> Iterator[tuple[int, Row]]:
+    def _read_queue(self, queue: str, members: Sequence[str], largest: int) -> Iterator[tuple[int, Row]]:
         while members:
-            now, *told = self._keys.run(MESSAGE_READ, [queue], ("b" if bodies else "r", *members))
+            now, *told = self._keys.run(MESSAGE_READ, [queue], (largest, *members))
             answers = [told[at : at + 5] for at in range(0, len(told), 5)]
             for member, answer in zip(members, answers, strict=False):
                 row = read_row(queue, member, answer)

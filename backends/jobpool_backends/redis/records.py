@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, NewMessage, State
 from jobpool.errors import ConfigurationError
-from jobpool_backends.shared import MICRO, micros, unix_time
+from jobpool_backends.shared import MICRO, body_or_oversized, micros, unix_time
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -36,10 +36,11 @@ class Row(NamedTuple):
     stored: bytes  # the record as it is, leased or not
     since: int  # Unix time in µs of its death; of a message that is not dead, of its enqueue
     notes: dict[str, str]
-    message: Message  # its body is empty when it was not asked for
+    message: Message
 
-    def queue_message(self) -> QueueMessage:
-        return QueueMessage(**{name: getattr(self.message, name) for name in QueueMessage.__struct_fields__})
+
+def queue_message(message: Message) -> QueueMessage:
+    return QueueMessage(**{name: getattr(message, name) for name in QueueMessage.__struct_fields__})
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
@@ -59,7 +60,7 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
 
 
 def _read_row(
-    queue: str, member: str, letter: bytes, moment: Any, stored: bytes, packed: bytes | None, body: bytes | None
+    queue: str, member: str, letter: bytes, moment: Any, stored: bytes, packed: bytes | None, body: bytes | int | None
 ) -> Row:
     record = stored[TAG_BYTES:] if letter == b"l" else stored
     if letter != b"l" and _TAG.match(record):
@@ -83,7 +84,7 @@ def _read_row(
         deliveries=int(deliveries),
         enqueued_at=int(enqueued) / MICRO,
         available_at=int(enqueued if available == "-" else available) / MICRO,
-        body=body or b"",
+        body=body_or_oversized(body),
         reason=notes.get("reason"),
         last_error=notes.get("error"),
         cause=notes.get("forfeited") or notes.get("cause"),

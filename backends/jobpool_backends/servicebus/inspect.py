@@ -23,6 +23,7 @@ from azure.servicebus.aio import ServiceBusReceiver
 from msgspec import Struct
 from msgspec.structs import replace
 
+from jobpool.broker import parts
 from jobpool.broker.values import LIVE, Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError, MalformedEnvelope
@@ -132,7 +133,7 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
     return replace(living, attempts=0, crashes=0, crashed_at=None, last_error=None, cause=None)
 
 
-class Inspector:
+class Inspector(parts.Inspector):
     """The view of queues."""
 
     def __init__(self, namespace: Namespace, leases: HeldLeases, clock: Clock) -> None:
@@ -153,12 +154,9 @@ class Inspector:
     def count(self, where: MessageFilter, cap: int) -> int:
         return sum(1 for _ in islice(self.search(where), cap))
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
-        return [found.message for found in oldest(self.search(where), limit, after)]
-
-    def inspect(self, ident: str) -> Message | None:
-        found = next(self.search(MessageFilter(ids=(ident,))), None)
-        return found.message if found else None
+    def page(self, where: MessageFilter, after: int, limit: int, _largest: int = 0) -> list[Message]:
+        found = islice(self.search(where), len(where.ids) or None)  # each of these is there once
+        return [each.message for each in oldest(found, limit, after)]
 
     def search(self, where: MessageFilter) -> Iterator[Found]:
         """Yield the messages that the filter finds: of each queue the live ones, in no order, then its dead letters.

@@ -17,7 +17,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from jobpool.broker import parts
 from jobpool.broker.values import Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.settlement import CANCELLED
 from jobpool_backends.shared import EDITED, MICRO, micros
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
@@ -67,12 +69,13 @@ SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_ending WHERE qu
 LIVING = living(":now")
 """Left out where only jobs or dead letters can be met, so that these are counted without a look at each."""
 _BODY = "coalesce((SELECT CAST(body AS BLOB) FROM bodies WHERE bodies.seq = messages.seq), x'')"
+# The length of a blob is known without reading it.
+_IS_LARGE = "EXISTS (SELECT 1 FROM bodies WHERE bodies.seq = messages.seq AND length(body) > :largest)"
 _COLUMNS = f"""
 seq, id, queue, handler, priority, {whole("attempts, crashes, deliveries, enqueued_at, available_at")},
-{_BODY}, reason, last_error, coalesce(nullif(forfeited, ''), cause),
+CASE WHEN {_IS_LARGE} THEN 0 ELSE {_BODY} END, reason, last_error, coalesce(nullif(forfeited, ''), cause),
 {whole("died_at, deadline_wall")}, claim, {whole("claims, ends_at")}, state
 """
-_INSPECT = f"SELECT {_COLUMNS} FROM messages WHERE id = :id AND {LIVING}"
 _STORED = {
     State.WAITING: (WAITING, POSTED),
     State.DELAYED: (DELAYED, POST_DELAYED),
@@ -111,7 +114,7 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_unique WHERE queue = :
 _LETTERS = {answer: letter for letter, answer in EDITED.items()}
 
 
-class Inspector:
+class Inspector(parts.Inspector):
     """The view of one database, its bulk changes, and edits of jobs that wait."""
 
     def __init__(self, database: Database, sweeper: Sweeper) -> None:
@@ -143,10 +146,10 @@ class Inspector:
         with self._database.read() as connection:
             return [name for (name,) in connection.execute(_BUSY_QUEUES, {"now": self._database.wall()})]
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int, largest: int = MAX_BODY_BYTES) -> list[Message]:
         with self._database.read() as connection:
             now = self._database.wall()
-            rows = search_for(connection, where, now).find(connection, _COLUMNS, after, limit)
+            rows = search_for(connection, where, now).find(connection, _COLUMNS, after, limit, largest)
         return [_message(row, now) for row in rows]
 
     def count(self, where: MessageFilter, cap: int) -> int:
@@ -157,12 +160,6 @@ class Inspector:
                 sql = f"SELECT count(*) FROM (SELECT 1 FROM {source} {wanted.where} LIMIT :left)"
                 found += connection.execute(sql, wanted.arguments | {"left": cap - found}).fetchone()[0]
         return found
-
-    def inspect(self, ident: str) -> Message | None:
-        with self._database.read() as connection:
-            now = self._database.wall()
-            row = connection.execute(_INSPECT, {"id": ident, "now": now}).fetchone()
-        return _message(row, now) if row else None
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         changed = first = 0
@@ -264,19 +261,20 @@ class Search(Struct):
     ranges: list[str]
     arguments: dict[str, object]
 
-    def find(self, connection: sqlite3.Connection, columns: str, first: int, limit: int) -> list[tuple[Any, ...]]:
+    def find(
+        self, connection: sqlite3.Connection, columns: str, first: int, limit: int, largest: int = 0
+    ) -> list[tuple[Any, ...]]:
         """Return the first `limit` messages after sequence number `first`; bodies of these alone are read."""
         arguments = self.arguments | {"first": first, "limit": limit}
         found: list[int] = []
         for source in self.ranges:
             sql = f"SELECT seq FROM {source} {self.where} AND seq > :first ORDER BY seq LIMIT :limit"
             found += [seq for (seq,) in connection.execute(sql, arguments)]
-        page = {"found": json.dumps(sorted(found)[:limit])}
+        page = {"found": json.dumps(sorted(found)[:limit]), "largest": largest}
         return connection.execute(f"SELECT {columns} FROM messages {_THESE} ORDER BY seq", page).fetchall()
 
 
 def search_for(connection: sqlite3.Connection, wanted: MessageFilter, now: int) -> Search:
-    queues = [wanted.queue] if wanted.queue is not None else [name for (name,) in connection.execute(_QUEUES)]
     arguments: dict[str, object] = {"now": now}
     conditions = ["1"]
     if wanted.states:
@@ -287,16 +285,16 @@ def search_for(connection: sqlite3.Connection, wanted: MessageFilter, now: int) 
             convert = _CONVERTED.get(name)
             arguments[name] = convert(value) if convert else value
             conditions.append(condition)
-    return Search(" AND ".join(conditions), _ranges(wanted, queues, arguments), arguments)
+    return Search(" AND ".join(conditions), _ranges(connection, wanted, arguments), arguments)
 
 
-def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, object]) -> list[str]:
+def _ranges(connection: sqlite3.Connection, wanted: MessageFilter, arguments: dict[str, object]) -> list[str]:
     if wanted.ids:
         return [f"messages INDEXED BY messages_by_id WHERE {LIVING} AND"]
     if wanted.queue is None and not wanted.states:
         return [f"messages NOT INDEXED WHERE {LIVING} AND"]
-    ranges = []
-    for number, queue in enumerate(queues):
+    ranges, queues = [], connection.execute(_QUEUES) if wanted.queue is None else [(wanted.queue,)]
+    for number, (queue,) in enumerate(queues):
         name = f"range{number}"
         arguments[name] = queue
         ranges += [source.format(name=name) for source in _sources(wanted.states or tuple(State))]

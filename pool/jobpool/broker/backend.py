@@ -60,6 +60,7 @@ from jobpool.clock import Clock, SystemClock
 from jobpool.errors import OUTAGES, ConfigurationError, LeaseLost, Unsupported
 from jobpool.message.batches import NO_BATCHES, BatchCall, BatchStatus
 from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_identifier, check_queue, is_queue, storable
 from jobpool.message.results import JobStatus
@@ -412,12 +413,21 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return []
 
     def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
+        self,
+        where: MessageFilter | None = None,
+        *,
+        after: str | None = None,
+        limit: int = 50,
+        largest: int = MAX_BODY_BYTES,
     ) -> list[Message]:
-        """Return a page of messages, `limit` 1 to 1,000, in enqueue order, after the one with the cursor `after`."""
+        """Return a page of messages, `limit` 1 to 1,000, in enqueue order, after the one with the cursor `after`.
+
+        `OVERSIZED` stands for a body of more than `largest` bytes; 0 = for each body.
+        """
         first, where = read_cursor(after), where or MessageFilter()
         check_count(limit, "limit", 1, MAX_PAGE)
-        return [] if where.is_nowhere else self._inspector.page(where, first, limit)
+        found = [] if where.is_nowhere else self._inspector.page(where, first, limit, largest)
+        return [replace(each, body=OVERSIZED) if len(each.body) > largest else each for each in found]
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Return how many messages match, counted up to `cap` (from 1): an answer of `cap` means "at least"."""

@@ -239,7 +239,7 @@ def _check(backend: QueueBackend, sees: bool) -> None:
 
 def _jobs(backend: QueueBackend, where: MessageFilter) -> Iterator[tuple[str, ...]]:
     """Yield the ids of the jobs that match, page by page; posted messages are left out."""
-    for page in pages(backend, where):
+    for page in pages(backend, where, largest=0):
         if idents := tuple(message.id for message in page if message.handler):
             yield idents
 

@@ -3,7 +3,7 @@
 A job is looked at, and signed anew where its priority or queue changes. It is changed in one step of its broker if it
 still is as it was seen (`QueueBackend.edit_many`). If not, it is looked at again.
 
-Each function blocks for two round trips a job, or 250 of them for a filter, and may raise `BackendUnavailable`.
+Each function blocks for two round trips a job, or a page of them for a filter, and may raise `BackendUnavailable`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from jobpool.broker.filters import pages
 from jobpool.broker.values import UNHELD, Edit, Edited, Message, MessageFilter, State
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.definition import LONGEST
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 GIVE_UP_S = 10.0  # seconds for which a job is looked at again that is not as it was seen
 EDIT_LOOK_S = 0.05
-PAGE_MESSAGES = 250
 SAME_TIME_S = 1e-6  # two times of one message that differ by less are the same
 
 
@@ -51,12 +51,12 @@ def edit_matching(backend: QueueBackend, changes: Changes, where: MessageFilter)
     """Edit all jobs that match and wait or are delayed; count them by their answers."""
     states = tuple(state for state in UNHELD if not where.states or state in where.states)
     count: Counter[Edited] = Counter()
-    after, last = None, ""
-    while states and (page := backend.list_messages(replace(where, states=states), after=after, limit=PAGE_MESSAGES)):
+    largest, last = 0 if changes == Changes(changes.due) else MAX_BODY_BYTES, ""
+    for page in pages(backend, replace(where, states=states), largest=largest) if states else ():
         jobs = [message for message in page if message.handler and message.id != last]
         for message, answer in zip(jobs, _edit_page(backend, changes, jobs), strict=True):
             count[_edit_one(backend, changes, message.id) if answer is Edited.CHANGED else answer] += 1
-        after, last = page[-1].cursor, page[-1].id  # it may have moved to a place after its old one
+        last = page[-1].id if page else ""  # it may have moved to a place after its old one
     return count
 
 

@@ -21,10 +21,11 @@ from typing import Any, Protocol
 
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import InvalidJob, JobpoolError
+from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.names import check_queue
 from jobpool.message.units import parse_duration
 
-FIRST_PAGE, PAGE_MESSAGES, PAGE_BYTES = 100, 500, 4 * 2**20  # of a page: the first, and each later one
+FIRST_PAGE, PAGE_MESSAGES, PAGE_BYTES = 20, 500, 4 * 2**20  # of a page: the first, and each later one
 KEYS = ("queue", "handler", "state", "reason", "age", "id", "text")
 
 _TERM = re.compile(
@@ -111,27 +112,30 @@ def _age(value: str) -> tuple[str, float]:
 class Lister(Protocol):
     """A lister of messages: any `QueueBackend`."""
 
-    def list_messages(self, where: MessageFilter, *, after: str | None, limit: int) -> list[Message]: ...
+    def list_messages(self, where: MessageFilter, *, after: str | None, limit: int, largest: int) -> list[Message]: ...
 
 
-def matching(backend: Lister, where: MessageFilter, limit: int = 0) -> Iterator[Message]:
+def matching(backend: Lister, where: MessageFilter, limit: int = 0, largest: int = MAX_BODY_BYTES) -> Iterator[Message]:
     """Yield the messages that match, `limit` at most; 0 = all. Blocks and raises as `pages`."""
-    return chain.from_iterable(pages(backend, where, limit))
+    return chain.from_iterable(pages(backend, where, limit, largest))
 
 
-def pages(backend: Lister, where: MessageFilter, limit: int = 0) -> Iterator[list[Message]]:
-    """Yield the same page by page: fewer messages where their bodies are large, which all come along.
+def pages(
+    backend: Lister, where: MessageFilter, limit: int = 0, largest: int = MAX_BODY_BYTES
+) -> Iterator[list[Message]]:
+    """Yield the same page by page: fewer messages where the bodies that come along are large.
 
     Blocks for a round trip a page. Raises as `QueueBackend.list_messages` does.
     """
     after, left, size = None, limit or sys.maxsize, min(FIRST_PAGE, PAGE_MESSAGES)
     while asked := min(size, left):
-        page = backend.list_messages(where, after=after, limit=asked)
+        page = backend.list_messages(where, after=after, limit=asked, largest=largest)
         yield page
         if len(page) < asked:
             return
         after, left = page[-1].cursor, left - asked
-        size = next_page([len(message.body) for message in page], PAGE_MESSAGES, PAGE_BYTES)
+        sizes = [0 if message.body is OVERSIZED else len(message.body) for message in page]
+        size = next_page(sizes, PAGE_MESSAGES, PAGE_BYTES)
 
 
 def next_page(sizes: Sequence[int], most: int, room: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from jobpool.broker.values import (
     Verb,
 )
 from jobpool.message.batches import BatchStatus
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 
@@ -98,9 +100,10 @@ class Inspector(Protocol):
 
     def queues(self) -> list[str]: ...
 
-    def page(self, where: MessageFilter, after: int, limit: int, /) -> list[Message]:
-        """Return up to `limit` messages after the one whose cursor says `after`; 0 = from the first."""
+    def page(self, where: MessageFilter, after: int, limit: int, largest: int = MAX_BODY_BYTES, /) -> list[Message]:
+        """Return up to `limit` messages after the cursor `after`, 0 = the first. A body may be more than `largest`."""
 
     def count(self, where: MessageFilter, cap: int, /) -> int: ...
 
-    def inspect(self, ident: str, /) -> Message | None: ...
+    def inspect(self, ident: str, /) -> Message | None:
+        return next(iter(self.page(MessageFilter(ids=(ident,)), 0, 1, sys.maxsize)), None)

@@ -42,9 +42,7 @@ def _look(backend: QueueBackend, idents: Sequence[str]) -> tuple[dict[str, JobSt
     known = _messages(backend, idents)
     gone = [ident for ident in idents if ident not in known]
     kept = backend.kept(gone)
-    for ident in gone:  # one that moved while we looked
-        if ident not in kept and len(idents) > 1 and (message := backend.inspect(ident)):
-            known[ident] = message
+    known |= _messages(backend, [ident for ident in gone if ident not in kept])  # some may have moved while we looked
     found = {ident: _of_message(backend, message) for ident, message in known.items()}
     for ident in gone:
         if ident not in known:
@@ -53,13 +51,10 @@ def _look(backend: QueueBackend, idents: Sequence[str]) -> tuple[dict[str, JobSt
 
 
 def _messages(backend: QueueBackend, idents: Sequence[str]) -> dict[str, Message]:
-    if len(idents) == 1:
-        message = backend.inspect(idents[0])
-        return {idents[0]: message} if message else {}
     found = {}
     for first in range(0, len(idents), MAX_PAGE):
         where = MessageFilter(ids=tuple(idents[first : first + MAX_PAGE]))
-        found.update({message.id: message for message in backend.list_messages(where, limit=MAX_PAGE)})
+        found.update({message.id: message for message in backend.list_messages(where, limit=MAX_PAGE, largest=0)})
     return found
 
 

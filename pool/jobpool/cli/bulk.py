@@ -313,7 +313,7 @@ class AllButNewest(Sweep):
 
     def count(self) -> int:
         """Count those that go. Blocks for a round trip a page of all that match."""
-        died = [(letter.died_at or 0.0, letter.id) for letter in matching(self.backend, self.where)]
+        died = [(letter.died_at or 0.0, letter.id) for letter in matching(self.backend, self.where, largest=0)]
         died.sort(key=itemgetter(0))  # of one moment, as they are listed
         self.going = tuple(ident for _, ident in died[: -self.keep])
         return len(self.going)

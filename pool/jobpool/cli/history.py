@@ -13,7 +13,6 @@ from jobpool.cli.options import Command, as_json, option, queue_option, refuse, 
 from jobpool.cli.output import answer, answered, asks_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
-from jobpool.message.guards import MOST_LINES
 from jobpool.message.names import nearest
 from jobpool.message.outcome import Status
 from jobpool.message.printable import headline, json_text, printable
@@ -99,9 +98,12 @@ def _place(session: Session, history: History) -> Iterator[Place]:
 
 
 def _show_attempts(place: Place, name: str, asked: dict[str, Any]) -> None:
-    status, queue, limit = asked["status"], asked["queue"], asked["limit"]
-    rows = place.read(name, MOST_LINES if status or queue else limit)  # all, so that rare ones are found
-    rows = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])][:limit]
+    status, queue = asked["status"], asked["queue"]
+
+    def wants(row: dict[str, Any]) -> bool:
+        return status in (None, row["status"]) and queue in (None, row["queue"])
+
+    rows = place.read(name, asked["limit"], wants)
     if rows and asked["full"] and not asks_json():
         for row in rows:
             _tell(row)

@@ -24,7 +24,7 @@ from jobpool.cli.output import answer, answered, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
 from jobpool.message.death import Death, cause_headline, cause_values
-from jobpool.message.envelope import WIRE_VERSION, decode
+from jobpool.message.envelope import OVERSIZED, WIRE_VERSION, decode
 from jobpool.message.names import MAX_NAMED, check_queue, listed, nearest
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
@@ -205,7 +205,12 @@ def shown_value(body: bytes) -> Any:
     from jobpool.client.claims import posted_value
 
     value = posted_value(body)
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return _text(value) if isinstance(value, bytes) else value
+
+
+def _text(body: bytes) -> str:
+    """Return a body as text; "" for one that is too large for a list."""
+    return "" if body is OVERSIZED else body.decode("utf-8", "replace")
 
 
 def _term(term: str) -> str:
@@ -234,7 +239,7 @@ def _body(body: bytes) -> dict[str, Any]:
     try:
         envelope = decode(body, attempts=0)
     except MalformedEnvelope as error:
-        return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
+        return {"body": _text(body), "malformed": str(error)}
     names = ("name", "max_retries", "timeout", "idempotency_key", "payload", "meta")
     expires = envelope.expires if envelope.version <= WIRE_VERSION else None  # a newer one may keep anything there
     return {"expires_at": moment(expires, "microseconds")} | {name: getattr(envelope, name) for name in names}

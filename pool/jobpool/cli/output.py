@@ -22,7 +22,7 @@ from jobpool.telemetry.logs import is_colourful
 Found = TypeVar("Found")
 
 MIN_COLUMN_CHARS = 8  # characters that a column keeps, however narrow the terminal is
-BLOCK_ROWS = 500  # that are printed, and in a table aligned, together, before the next are read
+BLOCK_ROWS = 500  # of a table that are aligned and printed together, before the next are read
 
 
 class Column(Struct, frozen=True):
@@ -86,11 +86,11 @@ def answer(
 
 
 def _answer_list(values: Iterator[Any]) -> None:
-    """Print a list as `answer_json` does, in blocks as they become known."""
+    """Print a list as `answer_json` does, each value as it becomes known; after an error it has no closing bracket."""
     indent, begin, between, end = (2, "[\n  ", ",\n  ", "\n]") if sys.stdout.isatty() else (None, "[", ", ", "]")
     lead = begin
-    while block := [json_text(value, indent) for value in islice(values, BLOCK_ROWS)]:
-        click.echo(lead + between.join(text.replace("\n", "\n  ") for text in block), nl=False)
+    for value in values:
+        click.echo(lead + json_text(value, indent).replace("\n", "\n  "), nl=False)
         lead = between
     click.echo("[]" if lead is begin else end)
 

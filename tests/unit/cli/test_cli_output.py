@@ -7,6 +7,7 @@ import click
 import pytest
 
 from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, cut, fit
+from jobpool.errors import BackendUnavailable
 
 COLUMNS = columns("ID, HANDLER~, WHY~")
 
@@ -54,6 +55,19 @@ def test_the_first_are_shown_before_the_last_are_read(capsys: pytest.CaptureFixt
     last = capsys.readouterr().out
     assert shown.split()[1:3] == (["1,", "2,"] if json_ else ["0", "1"])
     if json_:
+        assert len(json.loads(shown + "]")) == BLOCK_ROWS + 1, "each is shown at once, whatever its size"
         assert json.loads(shown + last) == [*range(BLOCK_ROWS + 1), 10**20]
     else:
         assert last.split() == [str(BLOCK_ROWS), f"{10**20}"]
+
+
+def test_a_list_that_fails_half_way_holds_whole_values_and_is_not_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+        raise BackendUnavailable("it went away")
+
+    with click.Context(click.Command("numbers")) as ctx:
+        ctx.params["json_"] = True
+        with pytest.raises(BackendUnavailable):
+            answer(numbers(), int, (), str)
+    assert capsys.readouterr().out == "[0, 1, 2"

@@ -8,7 +8,7 @@ from jobpool.master import events as ev
 from jobpool.policy.breaker import Breakers
 
 
-def fail(breakers: Breakers, queue: str, times: int, now: float) -> list[float]:
+def fail(breakers: Breakers, queue: str, times: int, now: float) -> list[bool]:
     return [breakers.failed(queue, now) for _ in range(times)]
 
 
@@ -23,9 +23,9 @@ def test_a_queue_that_fails_is_left_alone_and_the_others_are_not() -> None:
 
 def test_it_is_told_once_when_one_opens_and_once_when_it_closes() -> None:
     breakers = Breakers()
-    assert fail(breakers, "a", 5, now=0.0) == [0.0, 0.0, 0.0, 0.0, 2.0]
+    assert fail(breakers, "a", 5, now=0.0) == [False, False, False, False, True]
     assert breakers.allow("a", 2.0)
-    assert fail(breakers, "a", 1, now=2.0) == [0.0]
+    assert fail(breakers, "a", 1, now=2.0) == [False]
     assert breakers.allow("a", 6.0)
     assert [breakers.succeeded("a", 6.0), breakers.succeeded("a", 7.0)] == [True, False]
 

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 from jobpool.broker.opening import open_backend
 from jobpool.message.masking import Masker
 from jobpool.telemetry.history import writer as module
-from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Line, Place
+from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Line, Place, Row, Wants
 from jobpool.telemetry.history.row import AttemptRow
 from jobpool.telemetry.history.writer import Writer
 
@@ -50,7 +50,7 @@ class Moody(HistoryTable):
         self.calls.append(len(lines))
         self.lines += lines
 
-    def read(self, name: str, limit: int) -> list[dict[str, Any]]:
+    def read(self, name: str, limit: int, wants: Wants = bool) -> list[Row]:
         raise NotImplementedError
 
     def names(self) -> list[str]:
@@ -87,6 +87,24 @@ def test_in_the_table_the_newest_of_each_name_stay() -> None:
         assert [row["id"] for row in place.read("report", 10)] == ["4", "3", "2"]
         assert [row["id"] for row in place.read("report", 1)] == ["4"]
         assert place.names() == ["-", "mail", "report"]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_rare_rows_are_looked_for_further_back_and_not_among_all_lines_at_once(tmp_path: Path, in_file: bool) -> None:
+    with closing(open_backend("memory://")) as backend:
+        keys, asked = backend.keys, list[int]()
+        place = HistoryFile(tmp_path / "h", 1000) if in_file else HistoryTable(keys, 1000)
+        a_writer(place).write([an_attempt(number) for number in range(500)])
+        read = keys._read_log
+        keys._read_log = lambda space, name, limit: asked.append(limit) or read(space, name, limit)[:limit]
+
+        def found(limit: int, *wanted: int) -> list[int]:
+            return [int(row["id"]) for row in place.read("report", limit, lambda row: int(row["id"]) in wanted)]
+
+        assert found(2, 499, 300, 1) == [499, 300]
+        assert found(3, 499, 498, 497, 1) == [499, 498, 497]
+        assert found(2, 1) == [1]
+        assert asked == ([] if in_file else [2, 20, 200, 3, 2, 20, 200, 2000])
 
 
 def test_what_could_not_be_written_is_tried_again_and_said_once_each_way(caplog: pytest.LogCaptureFixture) -> None:

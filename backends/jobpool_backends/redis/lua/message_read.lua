@@ -1,11 +1,12 @@
--- Everything about some messages. ARGV: 'b' with their bodies, or 'r' without, then members.
+-- Everything about some messages. ARGV: the bytes of the largest body to bring, 0 = none, then members.
 -- Answers: the time in µs, then of each, in order, its state, a time, record, notes, and body. The state is w d l x, c
 -- when a claim holds it, - when it is gone. The time, in µs, is when it is due, when its lease or claim ends, or when
--- it died. The last messages are left out when the answer grows too large: ask for them again.
+-- it died. 0 stands for a larger body. The last messages are left out when the answer grows too large: ask for them
+-- again.
 
 local BYTES = 8 * 1048576
 
-local q, bodies = keys_of(1), ARGV[1] == 'b'
+local q, largest = keys_of(1), tonumber(ARGV[1])
 local members = {unpack(ARGV, 2)}
 local records, leased = read_many('HMGET', q.record, members), read_many('ZMSCORE', q.leased, members)
 local delayed, dead = read_many('ZMSCORE', q.delayed, members), read_many('ZMSCORE', q.dead, members)
@@ -31,9 +32,12 @@ for i, member in ipairs(members) do
         state, score = tonumber(due) > now and 'd' or 'w', due
     end
     local notes = records[i] and call('HGET', q.notes, member)
-    local body = bodies and records[i] and call('HGET', q.body, member)
+    local body = records[i] and 0
+    if body and largest > 0 and call('HSTRLEN', q.body, member) <= largest then
+        body = call('HGET', q.body, member)
+    end
     answers[at + 1], answers[at + 2], answers[at + 3] = state, score, records[i]
     answers[at + 4], answers[at + 5] = notes, body
-    bytes = bytes + (notes and #notes or 0) + (body and #body or 0)
+    bytes = bytes + (notes and #notes or 0) + (body and body ~= 0 and #body or 0)
 end
 return answers

@@ -78,7 +78,7 @@ def _asked(
 def _lacking(backend: QueueBackend, queues: Collection[str], known: Collection[str]) -> Iterator[Finding]:
     """Yield the queues of these settings whose first jobs have handlers that the app lacks."""
     for queue in queues:
-        page = backend.list_messages(MessageFilter(queue=queue, states=UNHELD), limit=FIRST_JOBS)
+        page = backend.list_messages(MessageFilter(queue=queue, states=UNHELD), limit=FIRST_JOBS, largest=0)
         if names := {message.handler for message in page} - {*known, ""}:
             found = f"jobs wait in queue {queue!r} whose handlers the app lacks: {listed(sorted(names))}"
             why = "they are dead after `unknown_handler_grace` in a pool, unless another pool has them"

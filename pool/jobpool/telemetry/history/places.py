@@ -16,12 +16,14 @@ import os
 import stat
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import ConfigurationError
+from jobpool.message.guards import MOST_LINES
 from jobpool.message.setting_types import History
 from jobpool.telemetry.history.row import decode, log_name
 
@@ -36,6 +38,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 log = logging.getLogger("jobpool.history")
 
 Line = tuple[str, bytes]  # a name, and a row's line without its end
+Row = dict[str, Any]  # never empty
+Wants = Callable[[Row], bool]
 
 
 class HistoryTable:
@@ -49,10 +53,18 @@ class HistoryTable:
         """Keep lines, in their order. After an error the broker may have kept some of them."""
         self._keys.append_log(SPACE, lines, self._keep)
 
-    def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        """Return the newest rows of a name, the newest first."""
-        lines = self._keys.read_log(SPACE, log_name(name), limit=limit)
-        return [row for line in lines if (row := decode(line)) is not None]
+    def read(self, name: str, limit: int, wants: Wants = bool) -> list[Row]:
+        """Return the newest rows of a name that are wanted, the newest first.
+
+        Looks further and further back, since rows may be large, and rare ones are far.
+        """
+        asked = limit
+        while True:
+            lines = self._keys.read_log(SPACE, log_name(name), limit=asked)
+            rows = [*islice((row for line in lines if (row := decode(line)) and wants(row)), limit)]
+            if len(rows) == limit or len(lines) < asked or asked == MOST_LINES:
+                return rows
+            asked = min(10 * asked, MOST_LINES)
 
     def names(self) -> list[str]:
         """Return the names that have rows, sorted."""
@@ -96,14 +108,14 @@ class HistoryFile:
                     os.ftruncate(fd, size)
                 raise
 
-    def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        found = deque((row for row in self._rows() if row["name"] == name), maxlen=limit)
+    def read(self, name: str, limit: int, wants: Wants = bool) -> list[Row]:
+        found = deque((row for row in self._rows() if row["name"] == name and wants(row)), maxlen=limit)
         return list(reversed(found))
 
     def names(self) -> list[str]:
         return sorted({row["name"] for row in self._rows()})
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def _rows(self) -> Iterator[Row]:
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
             yield from (row for line in stream if (row := decode(line)) is not None)
 
