@@ -348,14 +348,6 @@ def leave_daemon(ctx: JobContext) -> int:
 
 
 @handler
-def grow(ctx: JobContext, megabytes: int) -> None:
-    _kept.append(bytearray(megabytes << 20))
-
-
-_kept: list[bytearray] = []
-
-
-@handler
 def disturb(ctx: JobContext) -> None:
     os.chdir("/")
     os.umask(0o777)
@@ -376,11 +368,6 @@ def look_around(ctx: JobContext) -> dict[str, Any]:
 
 
 # --- talking to the master -------------------------------------------------------------------------
-
-
-@handler
-def report_progress(ctx: JobContext) -> None:
-    ctx.progress(0.4, "rendering")
 
 
 @handler

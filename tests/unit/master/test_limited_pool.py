@@ -58,8 +58,7 @@ def test_starts_that_were_not_used_are_given_back_and_told() -> None:
     assert stage.pool.places() == {"reports": 1}
 
 
-def test_without_limits_nothing_is_told() -> None:
-    stage = Stage(workers=1).boot()
+def test_without_limits_nothing_is_told(stage: Stage) -> None:
     assert not stage.pool.limited
     lease(stage, stage.a_lease("report"), stage.a_lease("report"))
     stage.after(STALE_AFTER_S + 0.01)

@@ -70,8 +70,7 @@ def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it(
     assert stage.settled == []
 
 
-def test_what_no_child_has_begun_is_dropped() -> None:
-    stage = Stage(workers=1).boot()
+def test_what_no_child_has_begun_is_dropped(stage: Stage) -> None:
     stage.lease("report", "report")
     [ready] = stage.pool.ready or [stage.busy[0].deliveries[1]]
     stage.tell(ev.LeasesBroke([ready.lease]))
@@ -81,22 +80,12 @@ def test_what_no_child_has_begun_is_dropped() -> None:
     assert [slot.deliveries[0].lost for slot in stage.busy] == [False]
 
 
-def test_with_on_lease_lost_finish_the_attempt_goes_on_and_nothing_is_settled() -> None:
-    stage = Stage(workers=1, on_lease_lost="finish").boot()
-    slot = stage.run()
-    stage.tell(ev.LeasesBroke([slot.deliveries[0].lease]))
-    assert not kills(stage.after(0.02))
-    assert next_due(stage.pool, stage.now) > stage.now, "no busy loop"
-    stage.answer(slot)
-    assert stage.settled == []
-
-
-def test_a_lease_whose_settlement_is_under_way_is_left_to_its_answer() -> None:
-    stage = Stage(workers=1).boot()
+def test_a_lease_whose_settlement_is_under_way_is_left_to_its_answer(stage: Stage) -> None:
     stage.lease("report")
     [delivery] = stage.busy[0].deliveries
     delivery.settling = True
-    stage.tell(ev.LeasesBroke([delivery.lease]))
+    stage.tell(ev.LeasesBroke([delivery.lease]), ev.Renewed([(delivery, None)]))
+    assert delivery.nonce in stage.pool.held
     assert stage.pool.counters.lost == 0
     stage.tell(ev.Answered([(delivery, Ack(), Settled.NOT_IN_FLIGHT)]))
     assert not stage.pool.held
@@ -115,8 +104,7 @@ def test_a_lost_lease_says_why() -> None:
     assert late == "it was not renewed in time"
 
 
-def test_a_lease_that_broke_before_its_fetch_was_taken_in_is_not_begun() -> None:
-    stage = Stage(workers=1).boot()
+def test_a_lease_that_broke_before_its_fetch_was_taken_in_is_not_begun(stage: Stage) -> None:
     lease, good = stage.a_lease("report"), stage.a_lease("report")
     stage.tell(ev.LeasesBroke([lease]))
     stage.tell(ev.Leased([Inspected(lease, None), Inspected(good, None)]))
@@ -126,8 +114,7 @@ def test_a_lease_that_broke_before_its_fetch_was_taken_in_is_not_begun() -> None
     assert not stage.pool.broken
 
 
-def test_what_is_nobodys_any_more_is_soon_forgotten() -> None:
-    stage = Stage(workers=1).boot()
+def test_what_is_nobodys_any_more_is_soon_forgotten(stage: Stage) -> None:
     stage.tell(ev.LeasesBroke([stage.a_lease("report")]))
     stage.now += REMEMBER_BROKEN_S
     stage.lease("report")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from stage import Stage
@@ -47,8 +46,7 @@ def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_
     stage.load(handlers=[REPORT])
     assert stage.pool.queues == {"reports": 1.0}
     assert stage.pool.app_came
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    stage.load(generation=2, handlers=[MAIL])
+    stage.reload(handlers=[MAIL])
     assert list(stage.pool.queues) == ["reports", "default", "mails"], "jobs of the old code may wait in its queue"
     assert [note.fields["queues"] for note in stage.pool.notes if "more queues" in note.event] == [["default", "mails"]]
 
@@ -56,8 +54,7 @@ def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_
 def test_each_queue_has_a_counter_of_what_was_fetched_before_anything_was() -> None:
     stage = Stage(queues=(("big", 3.0),)).boot()
     stage.pool.metrics.fetched("big", 2)
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    stage.load(generation=2, handlers=[REPORT])
+    stage.reload(handlers=[REPORT])
     app = Stage(queues=())
     app.tell()
     app.load(handlers=[REPORT])
@@ -71,8 +68,7 @@ def test_where_queues_must_exist_a_reload_adds_none() -> None:
     stage.pool.can = Capabilities(makes_queues=False)
     stage.tell()
     stage.load(handlers=[REPORT])
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    stage.load(generation=2, handlers=[REPORT, MAIL])
+    stage.reload(handlers=[REPORT, MAIL])
     assert stage.pool.queues == {"reports": 1.0}
     [note] = [note for note in stage.pool.notes if note.event == "new queues of the app are not served yet"]
     assert note.fields["queues"] == ["default", "mails"]
@@ -124,7 +120,7 @@ def test_children_that_cannot_import_the_app_end_a_pool_that_stops_by_itself() -
         stage.after(60.0)
         [slot] = stage.pool.slots.live
         stage.tell(ev.ChildSpawned(slot.child, 1000 + slot.child), ev.ChildBootFailed(slot.child, "no module 'numpy'"))
-        stage.die(slot, signal=None, code=69)
+        stage.die(slot, number=None, code=69)
     stage.tell(ev.Counted({"reports": QueueStats()}))
     assert stage.pool.is_stopping
     assert "no module 'numpy'" in stage.pool.fatal
