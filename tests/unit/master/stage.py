@@ -113,6 +113,9 @@ class Stage:
         leases = [self.a_lease(handler, **options) for handler in handlers]
         return self.tell(ev.Leased([Inspected(lease, outcome) for lease in leases]))
 
+    def take_in(self, *leases: JobLease) -> list[act.Action]:
+        return self.tell(ev.Leased([Inspected(lease, None) for lease in leases]))
+
     def run(self, handler: str = "report", **options: Any) -> Slot:
         """Lease a job, which begins in the one slot that is busy then."""
         self.lease(handler, **options)

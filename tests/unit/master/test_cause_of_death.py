@@ -15,7 +15,6 @@ from jobpool.message.death import BROKEN, Death
 from jobpool.message.outcome import Crashed, EndReason, LostLease, MemoryExceeded, Stopped, TimedOut
 from jobpool.message.settlement import Abandon, Forfeit
 from jobpool.policy.classify import by_alarm, death_of, outcome_of_death, sender_of
-from jobpool.policy.inspection import Inspected
 
 OOM = "the kernel: out of memory"
 
@@ -80,7 +79,7 @@ def test_only_the_attempt_that_was_begun_has_printed_anything(begun: bool, stage
     lease = stage.a_lease("report")
     for _ in range(1 if begun else 3):
         stage.make_ready()
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         [slot] = stage.busy
         started = slot.deliveries[0].nonce - (not begun)
         end = Exited(slot.child, slot.pid, None, signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from running import Running
-from stage import Stage
+from stage import Stage, of
 from support.jobs import QUEUE, a_job
 from support.modest import Breakable, Faulty
 from support.waiting import wait_until
@@ -25,10 +25,6 @@ BROKE = "leases ended with their connection to the broker"
 
 def notes(stage: Stage, event: str = BROKE) -> list[dict[str, object]]:
     return [note.fields for note in stage.pool.notes if note.event == event]
-
-
-def kills(actions: list[act.Action]) -> list[act.KillChild]:
-    return [action for action in actions if isinstance(action, act.KillChild)]
 
 
 def test_the_thread_tells_of_each_once() -> None:
@@ -57,11 +53,11 @@ def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it(
     broken = [slot.deliveries[0].lease for slot in (first, second)]
     begun = stage.now
     actions = stage.tell(ev.LeasesBroke(broken))
-    while not kills(actions):
+    while not of(actions, act.KillChild):
         assert next_due(stage.pool, stage.now) == stage.now, "the loop looks again without sleeping"
         actions = stage.after(0.01)
     assert stage.now - begun < 0.1
-    assert {kill.slot.index for kill in kills(actions)} == {first.index, second.index}
+    assert {kill.slot.index for kill in of(actions, act.KillChild)} == {first.index, second.index}
     assert [slot.ending for slot in (first, second)] == [EndReason.LOST, EndReason.LOST]
     assert stage.busy == [third]
     assert stage.pool.counters.lost == 2

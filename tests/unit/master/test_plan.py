@@ -305,7 +305,7 @@ class TestDeathsOfTheForkServer:
     def dies_beside(self, stage: Stage, *leases: JobLease) -> tuple[float, ...]:
         """How long each is released for, when they died with their fork server; the last began last."""
         for lease in leases:
-            stage.tell(ev.Leased([Inspected(lease, None)]))
+            stage.take_in(lease)
             stage.after(0.1)
         stage.settled.clear()
         slots = stage.busy
@@ -323,7 +323,7 @@ class TestDeathsOfTheForkServer:
         stage = Stage(workers=2).boot()
         lease = stage.a_lease("report", ttl=900.0)
         assert [self.dies_beside(stage, lease) for _ in range(2)] == [(0.0,), (0.0,)]
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         [slot] = stage.busy
         stage.tell(ev.ForkServerGone(stage.pool.generation))
         stage.die(slot, number=signal.SIGKILL)
@@ -336,7 +336,7 @@ class TestDeathsOfTheForkServer:
         lease = stage.a_lease("report", ttl=900.0)
         for _ in range(2):
             self.dies_beside(stage, lease)
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         stage.answer(stage.busy[0])
         assert self.dies_beside(stage, lease) == (0.0,)
 
@@ -391,7 +391,7 @@ class TestHandingOut:
         stage = Stage().boot()
         lease = stage.a_lease("nobody", ttl=5000.0)
         for pause in (601.0, 1.0, 601.0, 1.0):
-            stage.tell(ev.Leased([Inspected(lease, None)]))
+            stage.take_in(lease)
             stage.after(pause)
         assert [type(settlement) for settlement in stage.verdicts()] == [Release, Abandon, Release, Abandon]
 
@@ -403,7 +403,7 @@ class TestHandingOut:
             stage.load(generation, handlers)
             stage.after(601.0)
         stage.settled.clear()
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         assert stage.verdict(Release).delay > 0
 
     def test_what_was_rejected_is_never_handed_over(self) -> None:
@@ -521,7 +521,7 @@ class TestDeaths:
     def test_dead_before_it_began_releases_and_forfeits_the_third_time(self, stage: Stage) -> None:
         lease = stage.a_lease("report")
         for _ in range(3):
-            stage.tell(ev.Leased([Inspected(lease, None)]))
+            stage.take_in(lease)
             stage.die(stage.busy[0], begun=False)
             stage.make_ready()
         first, second, third = stage.verdicts()
@@ -686,12 +686,12 @@ class TestLeases:
         assert stage.pool.counters.lost == 1
 
     def test_a_lease_that_ran_out_is_lost_without_asking(self, stage: Stage) -> None:
-        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=5.0), None)]))
+        stage.take_in(stage.a_lease("report", ttl=5.0))
         assert len(of(stage.after(5.0), act.KillChild)) == 1
 
     def test_the_loop_wakes_when_the_lease_of_what_runs_ends(self, stage: Stage) -> None:
         """By another clock than the loop's."""
-        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=1000.4), None)]))
+        stage.take_in(stage.a_lease("report", ttl=1000.4))
         stage.planner.plan(stage.pool, stage.now, stage.now + 1000.0)
         assert 0.399 < next_due(stage.pool, stage.now) - stage.now < 0.401
         stage.now += 0.4
@@ -700,7 +700,7 @@ class TestLeases:
 
     def test_the_end_of_a_lease_that_is_lost_or_settled_wakes_nobody(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()
-        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=0.4), None)]))
+        stage.take_in(stage.a_lease("report", ttl=0.4))
         stage.busy[0].deliveries[0].settling = True
         assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT_S
         stage.busy[0].deliveries[0].settling = False
@@ -865,7 +865,7 @@ class TestStopping:
         stage.tell(ev.ControlRead(PoolRequests(cancels={lease.id: CancelMark()})))
         stage.tell(ev.Answered([(delivery, settlement, Settled.OK)]))
         assert stage.pool.cancels_over == [], "it was not cancelled yet"
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         [(ident, abandon)] = stage.settled
         assert (ident, getattr(abandon, "reason", None)) == (lease.id, "cancelled")
         assert stage.pool.cancels_over == [lease.id]
@@ -873,7 +873,7 @@ class TestStopping:
     def test_a_job_that_is_cancelled_before_its_run_is_told_with_its_handler(self, stage: Stage) -> None:
         lease = stage.a_lease("report")
         stage.tell(ev.ControlRead(PoolRequests(cancels={lease.id: CancelMark()})))
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         assert [type(verdict) for verdict in stage.verdicts()] == [Abandon]
         [note] = [note for note in stage.pool.notes if note.event == "a job is cancelled"]
         assert (note.fields["handler"], "name" in note.fields) == ("report", False)

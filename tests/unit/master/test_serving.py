@@ -28,6 +28,16 @@ URL = HandlerInfo("url")
 SHELL = HandlerInfo("shell", queues=["default"], built_in=True)  # allowed: in a queue that only its producers know
 
 
+def of_app(can: Capabilities = Capabilities(), **settings: Any) -> Stage:  # noqa: B008 - a value
+    """A pool without the setting, whose app is loaded."""
+    stage = Stage(queues=(), **settings)
+    assert stage.pool.queues == {}
+    stage.pool.can = can
+    stage.tell()
+    stage.load(handlers=[REPORT])
+    return stage
+
+
 def test_handlers_name_the_queues() -> None:
     for handlers, queues in [
         ([REPORT], ("reports",)),
@@ -40,10 +50,7 @@ def test_handlers_name_the_queues() -> None:
 
 
 def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_to_it() -> None:
-    stage = Stage(queues=())
-    assert stage.pool.queues == {}
-    stage.tell()
-    stage.load(handlers=[REPORT])
+    stage = of_app()
     assert stage.pool.queues == {"reports": 1.0}
     assert stage.pool.app_came
     stage.reload(handlers=[MAIL])
@@ -55,19 +62,13 @@ def test_each_queue_has_a_counter_of_what_was_fetched_before_anything_was() -> N
     stage = Stage(queues=(("big", 3.0),)).boot()
     stage.pool.metrics.fetched("big", 2)
     stage.reload(handlers=[REPORT])
-    app = Stage(queues=())
-    app.tell()
-    app.load(handlers=[REPORT])
-    for pool, values in ((stage.pool, {("big",): 2}), (app.pool, {("reports",): 0})):
+    for pool, values in ((stage.pool, {("big",): 2}), (of_app().pool, {("reports",): 0})):
         [fetched] = [one for one in pool.metrics.snapshot().samples if one.metric is FETCHED]
         assert fetched.values == values
 
 
 def test_where_queues_must_exist_a_reload_adds_none() -> None:
-    stage = Stage(queues=())
-    stage.pool.can = Capabilities(makes_queues=False)
-    stage.tell()
-    stage.load(handlers=[REPORT])
+    stage = of_app(Capabilities(makes_queues=False))
     stage.reload(handlers=[REPORT, MAIL])
     assert stage.pool.queues == {"reports": 1.0}
     [note] = [note for note in stage.pool.notes if note.event == "new queues of the app are not served yet"]
@@ -101,9 +102,7 @@ def test_what_nothing_serves_is_said_once() -> None:
 
 def test_queues_that_were_counted_before_the_app_came_are_not_the_pools() -> None:
     """Nor does a pool stop at counts that a child has yet to be ready for: its import may fail."""
-    stage = Stage(queues=(), until_empty=True)
-    stage.tell()
-    stage.load(handlers=[REPORT])
+    stage = of_app(until_empty=True)
     stage.tell(ev.Counted({"reports": QueueStats()}))
     assert not stage.pool.is_stopping, "no child is ready"
     stage.make_ready()
