@@ -348,6 +348,14 @@ def leave_daemon(ctx: JobContext) -> int:
 
 
 @handler
+def grow(ctx: JobContext, megabytes: int) -> None:
+    _kept.append(bytearray(megabytes << 20))
+
+
+_kept: list[bytearray] = []
+
+
+@handler
 def disturb(ctx: JobContext) -> None:
     os.chdir("/")
     os.umask(0o777)

@@ -73,6 +73,13 @@ def test_leaked_descriptors_end_the_child_above_the_threshold(child: ChildProces
     assert child.succeed("leak_descriptors", {"count": 20}).leaving == "descriptors"
 
 
+def test_a_child_above_its_memory_mark_leaves(start_child: Start) -> None:
+    child = start_child(max_rss=200 << 20)
+    assert child.succeed("noop").leaving == ""
+    assert child.succeed("grow", {"megabytes": 250}).leaving == "memory"
+    assert child.exit_status() == 0
+
+
 def test_work_that_waits_for_a_leaving_child_stays_unread(start_child: Start) -> None:
     child = start_child(max_jobs=1)
     child.send("noop")
