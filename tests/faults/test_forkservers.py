@@ -19,6 +19,7 @@ from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, wait_gone
 from support.tiers import more
 from support.waiting import wait_until
 
+from jobpool.message.death import Death
 from jobpool_torture.processes import send, state
 
 
@@ -176,7 +177,10 @@ def test_jobs_that_kill_their_fork_server_again_and_again_are_dead_and_innocents
     wait_until(lambda: all(map(rig.is_dead, killers)), 2 * LIMIT, "they are dead letters")
     rig.wait_drained()
     assert all(rig.ends(ident) for ident in innocents)
-    assert {rig.inspect(ident).reason for ident in killers} == {"crash-limit"}
+    letters = [rig.inspect(ident) for ident in killers]
+    assert {letter.reason for letter in letters} == {"crash-limit"}
+    causes = {Death.from_text(letter.cause or "").sent_by for letter in letters}
+    assert causes == {"the pool: its fork server has died"}
     account = rig.account()
     account.assert_clean()
     assert {account.crashes[ident] for ident in innocents} == {0}

@@ -392,10 +392,5 @@ def look_around(ctx: JobContext) -> dict[str, Any]:
 
 
 @handler
-def report_progress(ctx: JobContext) -> None:
-    ctx.progress(0.4, "rendering")
-
-
-@handler
 def enqueue_at_once(ctx: JobContext) -> list[str]:
     return jobpool.message.producer.default().enqueue_many([JobDefinition("noop"), JobDefinition("tell")])

@@ -33,3 +33,9 @@ def start_child(server: Server) -> Iterator[Callable[..., ChildProcess]]:
             return child.wait_ready()
 
         yield start
+
+
+@pytest.fixture
+def child(start_child: Callable[..., ChildProcess]) -> ChildProcess:
+    """One without options."""
+    return start_child()

@@ -12,10 +12,11 @@ from jobpool.message.outcome import ResultKind
 Start = Callable[..., ChildProcess]
 
 
-def test_the_app_is_imported_before_the_fork_and_the_end_of_a_child_is_told(server: Server, start_child: Start) -> None:
+def test_the_app_is_imported_before_the_fork_and_the_end_of_a_child_is_told(
+    server: Server, child: ChildProcess
+) -> None:
     assert server.loaded.preloaded
     assert "sum_up" in [info.name for info in server.loaded.handlers]
-    child = start_child()
     for handler in ("print_everywhere", "fail", "leave_ended_process", "fork_and_exit", "steal_streams"):
         assert child.run(handler).leaving == ""
     late = child.run("hang_sleep", timeout=0.2)
@@ -24,8 +25,7 @@ def test_the_app_is_imported_before_the_fork_and_the_end_of_a_child_is_told(serv
     assert (exited.code, exited.signal) == (0, None)
 
 
-def test_a_child_costs_little_memory_of_its_own(start_child: Start) -> None:
-    child = start_child()
+def test_a_child_costs_little_memory_of_its_own(child: ChildProcess) -> None:
     for _ in range(200):
         child.succeed("noop")
     rollup = Path(f"/proc/{child.pid}/smaps_rollup").read_text().split("\n")

@@ -26,8 +26,7 @@ from jobpool_backends.memory import MemoryBackend
 Start = Callable[..., ChildProcess]
 
 
-def test_a_job_succeeds_and_the_page_says_so(start_child: Start) -> None:
-    child = start_child()
+def test_a_job_succeeds_and_the_page_says_so(child: ChildProcess) -> None:
     result = child.succeed("noop")
 
     assert (result.output, result.error, result.leaving) == ("", "", "")
@@ -54,8 +53,7 @@ def test_the_context_tells_what_the_frame_said(start_child: Start) -> None:
         ),
     ],
 )
-def test_a_failure_is_told(start_child: Start, handler: str, payload: object, kind: ResultKind, text: str) -> None:
-    child = start_child()
+def test_a_failure_is_told(child: ChildProcess, handler: str, payload: object, kind: ResultKind, text: str) -> None:
     result = child.run(handler, payload)
 
     assert result.kind is kind
@@ -65,21 +63,13 @@ def test_a_failure_is_told(start_child: Start, handler: str, payload: object, ki
     wait_until(lambda: (child.page.done, child.page.failed) == (1, 1))
 
 
-def test_a_handler_that_the_queue_does_not_allow_is_refused(start_child: Start) -> None:
-    child = start_child(queue_handlers={"default": ["tell"]})
-    assert child.run("noop").kind is ResultKind.NOT_ALLOWED
-    child.succeed("tell")
-
-
-def test_a_body_that_is_no_wire_object_is_answered(start_child: Start) -> None:
-    child = start_child()
+def test_a_body_that_is_no_wire_object_is_answered(child: ChildProcess) -> None:
     child.send_body(b"[]")
     assert child.result().kind is ResultKind.UNRECOVERABLE
     child.succeed("noop")
 
 
-def test_threads_of_an_async_handler_do_not_wear_the_child(start_child: Start) -> None:
-    child = start_child()
+def test_threads_of_an_async_handler_do_not_wear_the_child(child: ChildProcess) -> None:
     assert child.succeed("use_a_thread").leaving == ""
     assert child.succeed("use_a_thread").output == "42"
 
@@ -93,8 +83,7 @@ def test_threads_of_an_async_handler_do_not_wear_the_child(start_child: Start) -
         pytest.param(Reply([], "print", "odd"), ResultKind.FAILED, "BackendUnavailable: odd", id="unknown kind"),
     ],
 )
-def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, kind: ResultKind, text: str) -> None:
-    child = start_child()
+def test_the_default_producer_asks_the_master(child: ChildProcess, reply: Reply, kind: ResultKind, text: str) -> None:
     child.send("enqueue_at_once")
     asked = child.hear()
     assert isinstance(asked, Ask)
@@ -103,12 +92,6 @@ def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, 
     result = child.result()
     assert result.kind is kind
     assert text in result.output + result.error
-
-
-def test_progress_is_on_the_page(start_child: Start) -> None:
-    child = start_child()
-    child.succeed("report_progress")
-    assert (child.page.progress, child.page.progress_text) == (0.4, "rendering")
 
 
 def test_the_title_tells_the_slot_the_state_and_the_job(start_child: Start) -> None:
@@ -132,15 +115,13 @@ def test_in_a_series_of_quick_jobs_the_title_names_the_handler_alone(start_child
     assert "busy hang_sleep" in (shown() for _ in range(20))
 
 
-def test_the_title_says_idle_again(start_child: Start) -> None:
-    child = start_child()
+def test_the_title_says_idle_again(child: ChildProcess) -> None:
     child.succeed("noop")
     wait_until(lambda: child.title.endswith("idle"))
     child.succeed("noop")
 
 
-def test_the_page_names_the_nonce_while_the_job_runs(start_child: Start) -> None:
-    child = start_child()
+def test_the_page_names_the_nonce_while_the_job_runs(child: ChildProcess) -> None:
     nonce = child.send("hang_sleep", timeout=30.0, attempts=2)
     wait_until(lambda: child.page.handler == "hang_sleep")
     page = child.page
@@ -148,8 +129,7 @@ def test_the_page_names_the_nonce_while_the_job_runs(start_child: Start) -> None
     assert page.deadline == pytest.approx(page.started + 30.0)
 
 
-def test_a_frame_that_was_not_read_can_be_taken_back(start_child: Start) -> None:
-    child = start_child()
+def test_a_frame_that_was_not_read_can_be_taken_back(child: ChildProcess) -> None:
     child.send("hang_sleep", timeout=0.5)
     child.send("noop")
     wait_until(lambda: child.page.nonce == 1)
@@ -159,8 +139,7 @@ def test_a_frame_that_was_not_read_can_be_taken_back(start_child: Start) -> None
     assert child.page.nonce == 1
 
 
-def test_the_child_leaves_when_its_work_ends(start_child: Start) -> None:
-    child = start_child()
+def test_the_child_leaves_when_its_work_ends(child: ChildProcess) -> None:
     child.succeed("noop")
     child.end_work()
     assert child.exit_status() == 0

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 from childrig import ChildProcess
-from support.stalls import Stopwatch
 
 from jobpool.message.outcome import ResultKind
 
@@ -36,8 +35,7 @@ DISARMED = ["clear", "replace", "mask", "ignore", "replace in C"]
 
 
 @pytest.mark.parametrize("handler", INTERRUPTED + SWALLOWED_ONCE)
-def test_the_alarm_ends_it(start_child: Start, handler: str) -> None:
-    child = start_child()
+def test_the_alarm_ends_it(handler: str, child: ChildProcess) -> None:
     result = child.run(handler, timeout=TIMEOUT)
 
     assert result.kind is ResultKind.TIMEOUT
@@ -65,29 +63,13 @@ def test_what_resists_and_returns_late_has_timed_out(start_child: Start, handler
 
 
 @pytest.mark.parametrize("how", DISARMED)
-def test_the_next_job_has_its_alarm_again(start_child: Start, how: str) -> None:
-    child = start_child()
+def test_the_next_job_has_its_alarm_again(how: str, child: ChildProcess) -> None:
     child.succeed("disarm", {"how": how}, timeout=TIMEOUT)
     assert child.run("hang_sleep", timeout=TIMEOUT).kind is ResultKind.TIMEOUT
 
 
-def test_a_pending_masked_alarm_does_not_hit_the_next_job(start_child: Start) -> None:
+def test_a_pending_masked_alarm_does_not_hit_the_next_job(child: ChildProcess) -> None:
     """The alarm of the first is pending, unseen, when the handler returns in time by its own clock."""
-    child = start_child()
     for _ in range(5):
         child.succeed("disarm", {"how": "mask"}, timeout=5.0)
         child.succeed("noop", timeout=5.0)
-
-
-def test_no_timeout_means_none(start_child: Start) -> None:
-    child = start_child()
-    child.send("hang_sleep", timeout=0.0)
-    assert child.silent(0.5)
-
-
-def test_a_timeout_is_on_time(start_child: Start) -> None:
-    child = start_child()
-    child.succeed("noop")
-    before = Stopwatch()
-    child.run("hang_sleep", timeout=TIMEOUT)
-    assert before.seconds() < TIMEOUT + 1.0

@@ -24,9 +24,8 @@ Start = Callable[..., ChildProcess]
 
 @pytest.mark.parametrize("handler", ["close_everything", "swap_sockets"])
 def test_a_handler_that_takes_the_sockets_away_ends_the_child_without_a_verdict(
-    start_child: Start, handler: str
+    child: ChildProcess, handler: str
 ) -> None:
-    child = start_child()
     nonce = child.send(handler)
     assert child.hear() is None
     assert child.exit_status() == 70
@@ -40,8 +39,7 @@ def test_sys_exit_in_a_fork_ends_it_with_its_status(start_child: Start) -> None:
 # --- left behind -------------------------------------------------------------------------------------
 
 
-def test_shared_memory_left_behind_is_freed_when_the_child_has_left(start_child: Start) -> None:
-    child = start_child()
+def test_shared_memory_left_behind_is_freed_when_the_child_has_left(child: ChildProcess) -> None:
     result = child.succeed("leave_shared_memory")
     assert result.leaving == "processes: Python's resource tracker"
     assert child.exit_status() == 0
@@ -49,14 +47,12 @@ def test_shared_memory_left_behind_is_freed_when_the_child_has_left(start_child:
     wait_until(lambda: not memory.exists())
 
 
-def test_a_process_that_ended_by_itself_is_collected_and_the_child_stays(start_child: Start) -> None:
-    child = start_child()
+def test_a_process_that_ended_by_itself_is_collected_and_the_child_stays(child: ChildProcess) -> None:
     assert child.succeed("leave_ended_process").leaving == ""
     assert child.succeed("noop").leaving == ""
 
 
-def test_an_intended_daemon_lives_as_long_as_its_child(start_child: Start) -> None:
-    child = start_child()
+def test_an_intended_daemon_lives_as_long_as_its_child(child: ChildProcess) -> None:
     result = child.succeed("leave_daemon")
     assert result.leaving == ""
     assert child.succeed("noop").leaving == ""
@@ -68,64 +64,50 @@ def test_an_intended_daemon_lives_as_long_as_its_child(start_child: Start) -> No
     assert not is_alive(int(result.output))
 
 
-def test_a_thread_that_has_not_ended_its_work_ends_the_child(start_child: Start) -> None:
-    child = start_child()
+def test_a_thread_that_has_not_ended_its_work_ends_the_child(child: ChildProcess) -> None:
     result = child.succeed("leak_threads", {"daemon": False})
     assert result.leaving == "threads: Thread-1 (sleep)"
     assert child.exit_status() == 0
 
 
-def test_a_thread_that_is_about_to_end_does_not(start_child: Start) -> None:
-    child = start_child()
+def test_a_thread_that_is_about_to_end_does_not(child: ChildProcess) -> None:
     assert child.succeed("leak_threads", {"seconds": 0.005, "daemon": False}).leaving == ""
 
 
-def test_daemon_threads_that_wait_stay_with_their_child_up_to_a_threshold(start_child: Start) -> None:
-    child = start_child()
+def test_daemon_threads_that_wait_stay_with_their_child_up_to_a_threshold(child: ChildProcess) -> None:
     assert [child.succeed("leak_threads", {"count": 32}).leaving for _ in range(2)] == ["", ""]
     assert child.succeed("noop").leaving == ""
     assert child.succeed("leak_threads").leaving == "threads: Thread-65 (sleep)"
     assert child.exit_status() == 0
 
 
-def test_beside_one_that_may_stay_another_thread_is_found(start_child: Start) -> None:
-    child = start_child()
+def test_beside_one_that_may_stay_another_thread_is_found(child: ChildProcess) -> None:
     assert child.succeed("leak_threads").leaving == ""
     assert child.succeed("leak_threads", {"daemon": False}).leaving == "threads: Thread-2 (sleep)"
 
 
-def test_a_daemon_thread_that_computes_on_ends_the_child(start_child: Start) -> None:
-    child = start_child()
+def test_a_daemon_thread_that_computes_on_ends_the_child(child: ChildProcess) -> None:
     assert child.succeed("leak_busy_thread").leaving == "", "it may only be on its way to its first wait"
     wait_until(lambda: child.succeed("noop").leaving == "threads: busy", DAEMONS_LOOK_EVERY_S + 5.0)
     assert child.exit_status() == 0
 
 
-def test_a_daemon_thread_that_has_ended_hides_no_other(start_child: Start) -> None:
-    child = start_child()
+def test_a_daemon_thread_that_has_ended_hides_no_other(child: ChildProcess) -> None:
     assert child.succeed("leak_threads", {"seconds": 0.01}).leaving == ""
     wait_until(lambda: len(os.listdir(f"/proc/{child.pid}/task")) == 1, what="its end")
     child.succeed("noop")
     assert child.succeed("leak_threads", {"daemon": False}).leaving == "threads: Thread-2 (sleep)"
 
 
-def test_any_thread_stays_where_the_handler_allows_it(start_child: Start) -> None:
-    child = start_child()
+def test_any_thread_stays_where_the_handler_allows_it(child: ChildProcess) -> None:
     for _ in range(3):
         assert child.succeed("leak_allowed_threads", {"daemon": False, "count": 50}).leaving == ""
     assert child.succeed("noop").leaving == ""
 
 
-def test_leaked_descriptors_end_the_child_above_the_threshold(start_child: Start) -> None:
-    child = start_child()
+def test_leaked_descriptors_end_the_child_above_the_threshold(child: ChildProcess) -> None:
     assert child.succeed("leak_descriptors", {"count": 50}).leaving == ""
     assert child.succeed("leak_descriptors", {"count": 20}).leaving == "descriptors"
-
-
-def test_a_child_leaves_after_its_jobs(start_child: Start) -> None:
-    child = start_child(max_jobs=3)
-    assert [child.succeed("noop").leaving for _ in range(3)] == ["", "", "jobs"]
-    assert child.exit_status() == 0
 
 
 def test_a_child_above_its_memory_mark_leaves(start_child: Start) -> None:
@@ -146,8 +128,7 @@ def test_work_that_waits_for_a_leaving_child_stays_unread(start_child: Start) ->
 
 
 @pytest.mark.parametrize("name", ["memory", "recursion", "descriptors", "rights", "import"])
-def test_a_suspect_failure_ends_the_child_and_a_plain_one_does_not(start_child: Start, name: str) -> None:
-    child = start_child()
+def test_a_suspect_failure_ends_the_child_and_a_plain_one_does_not(child: ChildProcess, name: str) -> None:
     for plain in ("value", "file", "access", "connection", "module"):
         assert child.run("fail_by", {"name": plain}).leaving == ""
     result = child.run("fail_by", {"name": name})
@@ -166,28 +147,24 @@ def test_after_which_failures_a_child_leaves_can_be_chosen(start_child: Start, w
 # --- put back ----------------------------------------------------------------------------------------
 
 
-def test_folder_umask_signals_and_mask_are_put_back(start_child: Start) -> None:
-    child = start_child()
+def test_folder_umask_signals_and_mask_are_put_back(child: ChildProcess) -> None:
     child.succeed("disturb")
     around = json.loads(child.succeed("look_around").output)
     assert around == {"home": True, "umask": True, "sigterm": True, "mask": []}
 
 
-def test_streams_are_put_back(start_child: Start) -> None:
-    child = start_child()
+def test_streams_are_put_back(child: ChildProcess) -> None:
     child.succeed("steal_streams")
     assert "to stdout\nto stderr\nbytes\n" in child.succeed("print_everywhere").output
 
 
-def test_a_job_whose_child_cannot_be_put_back_has_ended_as_it_did(start_child: Start) -> None:
-    child = start_child()
+def test_a_job_whose_child_cannot_be_put_back_has_ended_as_it_did(child: ChildProcess) -> None:
     result = child.succeed("lose_environment")
     assert (result.output, result.leaving) == ("done", "its state cannot be put back")
     assert child.exit_status() == 0
 
 
-def test_a_large_answer_is_heard_though_the_handler_has_left_no_descriptor(start_child: Start) -> None:
-    child = start_child()
+def test_a_large_answer_is_heard_though_the_handler_has_left_no_descriptor(child: ChildProcess) -> None:
     result = child.succeed("hoard_descriptors")
     assert (len(result.output), result.leaving) == (2 * INLINE_BYTES, "descriptors")
     assert child.exit_status() == 0
@@ -201,8 +178,7 @@ def test_what_is_printed_past_python_is_in_the_output_too(start_child: Start) ->
     assert output == ("returned\nto stdout\nto stderr\nbytes\n\nto descriptor 1\nto descriptor 2\nfrom a subprocess\n")
 
 
-def test_c_code_prints_into_its_own_attempt(start_child: Start) -> None:
-    child = start_child()
+def test_c_code_prints_into_its_own_attempt(child: ChildProcess) -> None:
     assert child.succeed("print_through_c").output == "from C\n"
     assert child.succeed("noop").output == ""
 

@@ -23,21 +23,20 @@ from jobpool.ipc.frames import Exited, Loaded, Spawned, SpawnFailed
 from jobpool.ipc.linux import TRACKER_S, direct_children, open_fds
 
 
-def test_a_child_writes_its_page_leads_a_group_and_holds_no_descriptor_but_its_own() -> None:
+def test_a_child_writes_its_page_leads_a_group_and_holds_no_descriptor_but_its_own(nurse: Nurse) -> None:
     """It has one thread, and the fork server as its parent; beside a sibling, whose descriptors it must not have."""
-    with Nurse() as nurse:
-        nurse.bear(0)
-        child = nurse.bear(slot=2)
-        wait_until(lambda: nurse.board.slot(2).child.read().state is ChildState.IDLE)
-        assert nurse.board.slot(2).child.read().pid == child.pid
-        assert nurse.board.slot(1).child.read().pid == 0
-        report = child.ask("report")
-        assert report["pid"] == report["group"] == child.pid
-        assert report["parent"] == report["session"] == nurse.server.pid
-        assert report["threads"] == 1
-        assert report["subreaper"]
-        assert report["stdin"] == "/dev/null"
-        assert child.ask("descriptors") == {}
+    nurse.bear(0)
+    child = nurse.bear(slot=2)
+    wait_until(lambda: nurse.board.slot(2).child.read().state is ChildState.IDLE)
+    assert nurse.board.slot(2).child.read().pid == child.pid
+    assert nurse.board.slot(1).child.read().pid == 0
+    report = child.ask("report")
+    assert report["pid"] == report["group"] == child.pid
+    assert report["parent"] == report["session"] == nurse.server.pid
+    assert report["threads"] == 1
+    assert report["subreaper"]
+    assert report["stdin"] == "/dev/null"
+    assert child.ask("descriptors") == {}
 
 
 def test_what_the_app_opened_is_cut_off_and_what_its_after_fork_hook_opens_is_kept() -> None:
@@ -47,13 +46,12 @@ def test_what_the_app_opened_is_cut_off_and_what_its_after_fork_hook_opens_is_ke
         assert set(child.ask("descriptors").values()) == {"/dev/null", "/dev/zero"}
 
 
-def test_output_of_any_kind_lands_in_the_output_file_and_that_of_the_import_does_not() -> None:
-    with Nurse() as nurse:
-        child = nurse.bear()
-        child.ask("shout")
-        child.work.shutdown(socket.SHUT_WR)
-        assert nurse.hear(Exited, child).code == 0
-        assert text_of(child.output) == "to one\nto two\nby print\n"
+def test_output_of_any_kind_lands_in_the_output_file_and_that_of_the_import_does_not(nurse: Nurse) -> None:
+    child = nurse.bear()
+    child.ask("shout")
+    child.work.shutdown(socket.SHUT_WR)
+    assert nurse.hear(Exited, child).code == 0
+    assert text_of(child.output) == "to one\nto two\nby print\n"
 
 
 def test_children_share_no_random_state_and_nothing_that_the_app_did_to_signals() -> None:
@@ -65,20 +63,20 @@ def test_children_share_no_random_state_and_nothing_that_the_app_did_to_signals(
         assert answer["blocked"] == []
 
 
-def test_a_signal_from_a_stranger_ends_a_child_and_is_reported() -> None:
-    with Nurse() as nurse:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGALRM):
-            child = nurse.bear()
-            os.kill(child.pid, number)
-            exited = nurse.hear(Exited, child)
-            assert (exited.pid, exited.signal, exited.code) == (child.pid, number, None)
+def test_a_signal_from_a_stranger_ends_a_child_and_is_reported(nurse: Nurse) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGALRM):
+        child = nurse.bear()
+        os.kill(child.pid, number)
+        exited = nurse.hear(Exited, child)
+        assert (exited.pid, exited.signal, exited.code) == (child.pid, number, None)
 
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_the_fork_server_ignores_what_is_meant_for_the_master(preload: bool) -> None:
     """At every moment: it changes the treatment of signals, and executes itself anew, after it has said `Loaded`."""
     with Nurse(preload=preload) as nurse:
-        nurse.hear(Loaded)
+        loaded = nurse.hear(Loaded)
+        assert (loaded.preloaded, [handler.name for handler in loaded.handlers]) == (preload, ["demo"])
         child = nurse.spawn()
         poll = select.poll()
         poll.register(nurse.server, select.POLLIN)
@@ -91,38 +89,33 @@ def test_the_fork_server_ignores_what_is_meant_for_the_master(preload: bool) -> 
         child.wait_ready()
 
 
-def test_an_exit_status_and_usage_are_reported() -> None:
-    with Nurse() as nurse:
-        for status in (0, 3, 255):
-            child = nurse.bear()
-            child.tell(f"leave {status}")
-            exited = nurse.hear(Exited, child)
-            assert (exited.code, exited.signal) == (status, None)
-            assert 0 < exited.cpu_seconds < 60
-            assert 1 << 20 < exited.peak_rss < 1 << 30
-
-
-def test_a_crash_in_c_leaves_its_stack_in_the_trace_file() -> None:
-    with Nurse() as nurse:
+def test_an_exit_status_and_usage_are_reported(nurse: Nurse) -> None:
+    for status in (0, 3, 255):
         child = nurse.bear()
-        child.tell("crash_in_c")
-        assert nurse.hear(Exited, child).signal == signal.SIGSEGV
-        assert "Fatal Python error: Segmentation fault" in text_of(child.trace)
-        assert "in crash_in_c" in text_of(child.trace)
+        child.tell(f"leave {status}")
+        exited = nurse.hear(Exited, child)
+        assert (exited.code, exited.signal) == (status, None)
+        assert 0 < exited.cpu_seconds < 60
+        assert 1 << 20 < exited.peak_rss < 1 << 30
 
 
-def test_a_stack_is_dumped_on_demand_from_inside_a_c_loop() -> None:
-    with Nurse() as nurse:
-        child = nurse.bear()
-        child.tell("spin")
-        wait_until(lambda: nurse.board.slot(0).child.read().state is ChildState.BUSY)
+def test_a_crash_in_c_leaves_its_stack_in_the_trace_file(nurse: Nurse, child: Child) -> None:
+    child.tell("crash_in_c")
+    assert nurse.hear(Exited, child).signal == signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in text_of(child.trace)
+    assert "in crash_in_c" in text_of(child.trace)
 
-        def dumped() -> bool:  # again and again: the first may come before the loop
-            signal.pidfd_send_signal(child.pidfd, signal.SIGUSR1)
-            return "in spin" in text_of(child.trace)
 
-        wait_until(dumped)
-        assert nurse.end(child).signal == signal.SIGKILL
+def test_a_stack_is_dumped_on_demand_from_inside_a_c_loop(nurse: Nurse, child: Child) -> None:
+    child.tell("spin")
+    wait_until(lambda: nurse.board.slot(0).child.read().state is ChildState.BUSY)
+
+    def dumped() -> bool:  # again and again: the first may come before the loop
+        signal.pidfd_send_signal(child.pidfd, signal.SIGUSR1)
+        return "in spin" in text_of(child.trace)
+
+    wait_until(dumped)
+    assert nurse.end(child).signal == signal.SIGKILL
 
 
 def test_a_main_function_that_raises_is_an_exit_with_its_traceback_in_the_output() -> None:
@@ -132,22 +125,19 @@ def test_a_main_function_that_raises_is_an_exit_with_its_traceback_in_the_output
         assert "LookupError: a fault of the child's own" in text_of(child.output)
 
 
-def test_a_child_that_executes_another_program_closes_its_channel_and_is_collected() -> None:
-    with Nurse() as nurse:
+def test_a_child_that_executes_another_program_closes_its_channel_and_is_collected(nurse: Nurse, child: Child) -> None:
+    child.tell("become sleep 600")
+    assert child.hear() is None
+    assert nurse.end(child).signal == signal.SIGKILL
+
+
+def test_grandchildren_are_dead_within_a_second_of_the_child_whatever_they_did_to_hide(nurse: Nurse) -> None:
+    for command in ("leave 0", "leave 1", "kill_myself 11", "kill_myself 9"):
         child = nurse.bear()
-        child.tell("become sleep 600")
-        assert child.hear() is None
-        assert nurse.end(child).signal == signal.SIGKILL
-
-
-def test_grandchildren_are_dead_within_a_second_of_the_child_whatever_they_did_to_hide() -> None:
-    with Nurse() as nurse:
-        for command in ("leave 0", "leave 1", "kill_myself 11", "kill_myself 9"):
-            child = nurse.bear()
-            grandchildren = Watch(child.ask("leave_grandchildren"))
-            child.tell(command)
-            assert grandchildren.wait(1.0) == [], command
-            nurse.hear(Exited, child)
+        grandchildren = Watch(child.ask("leave_grandchildren"))
+        child.tell(command)
+        assert grandchildren.wait(1.0) == [], command
+        nurse.hear(Exited, child)
 
 
 def test_a_death_is_reported_after_the_strays_are_gone_and_spares_the_neighbour_and_its_grandchildren() -> None:
@@ -175,12 +165,10 @@ def test_shared_memory_of_the_dead_is_freed_and_who_only_claims_to_do_so_is_dead
         assert watch.wait(TRACKER_S + RESWEEP_EVERY_S + 0.5) == []
 
 
-def test_what_calls_itself_a_resource_tracker_gains_nothing_by_forking_itself() -> None:
-    with Nurse() as nurse:
-        child = nurse.bear()
-        child.ask("leave_chain_of_trackers")
-        nurse.end(child)
-        wait_until(lambda: not direct_children(nurse.server.pid), 10.0)
+def test_what_calls_itself_a_resource_tracker_gains_nothing_by_forking_itself(nurse: Nurse, child: Child) -> None:
+    child.ask("leave_chain_of_trackers")
+    nurse.end(child)
+    wait_until(lambda: not direct_children(nurse.server.pid), 10.0)
 
 
 def test_resource_trackers_tidy_up_at_the_end_of_their_fork_server_too() -> None:
@@ -248,24 +236,21 @@ def debugged(child: Child, how: str) -> Iterator[None]:
         yield
 
 
-def test_a_dead_child_that_a_debugger_holds_is_reported_and_holds_up_nobody() -> None:
+def test_a_dead_child_that_a_debugger_holds_is_reported_and_holds_up_nobody(nurse: Nurse) -> None:
     """As gdb does at its prompt: until it goes on, nobody else can collect the dead process."""
-    with Nurse() as nurse:
-        child = nurse.bear(0)
-        with debugged(child, "at its prompt"):
-            assert nurse.end(child).signal == signal.SIGKILL
-            nurse.end(nurse.bear(1))
-            assert child.pid in direct_children(nurse.server.pid)
+    child = nurse.bear(0)
+    with debugged(child, "at its prompt"):
+        assert nurse.end(child).signal == signal.SIGKILL
         nurse.end(nurse.bear(1))
-        wait_until(lambda: child.pid not in direct_children(nurse.server.pid))
+        assert child.pid in direct_children(nurse.server.pid)
+    nurse.end(nurse.bear(1))
+    wait_until(lambda: child.pid not in direct_children(nurse.server.pid))
 
 
-def test_the_exit_status_of_a_child_whose_debugger_sees_its_end_first_is_reported() -> None:
-    with Nurse() as nurse:
-        child = nurse.bear()
-        with debugged(child, "goes on"):
-            child.tell("leave 1")
-            assert nurse.hear(Exited, child).code == 1
+def test_the_exit_status_of_a_child_whose_debugger_sees_its_end_first_is_reported(nurse: Nurse, child: Child) -> None:
+    with debugged(child, "goes on"):
+        child.tell("leave 1")
+        assert nurse.hear(Exited, child).code == 1
 
 
 def test_sixty_children_dying_at_once_are_all_reported() -> None:
@@ -282,16 +267,15 @@ def test_sixty_children_dying_at_once_are_all_reported() -> None:
         nurse.bear()
 
 
-def test_a_hundred_spawns_leave_no_descriptor_anywhere() -> None:
-    with Nurse() as nurse:
-        nurse.end(nurse.bear())
-        own, of_server = open_fds(), _descriptors_of(nurse.server.pid)
-        for _ in range(20):
-            for child in [nurse.spawn(slot) for slot in range(4)] + [nurse.spawn(0)]:
-                nurse.hear(Spawned, child)
-                nurse.end(child)
-        assert _descriptors_of(nurse.server.pid) == of_server
-        assert open_fds() == own
+def test_a_hundred_spawns_leave_no_descriptor_anywhere(nurse: Nurse) -> None:
+    nurse.end(nurse.bear())
+    own, of_server = open_fds(), _descriptors_of(nurse.server.pid)
+    for _ in range(20):
+        for child in [nurse.spawn(slot) for slot in range(4)] + [nurse.spawn(0)]:
+            nurse.hear(Spawned, child)
+            nurse.end(child)
+    assert _descriptors_of(nurse.server.pid) == of_server
+    assert open_fds() == own
 
 
 def _descriptors_of(pid: int) -> int:

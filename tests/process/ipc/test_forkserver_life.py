@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nurse import LIMIT, TESTS, Nurse, Watch
+from support.nurse import LIMIT, TESTS, Child, Nurse, Watch
 from support.stalls import Stopwatch
-from support.waiting import wait_until
 
 from jobpool.ipc import packets
 from jobpool.ipc.fork_client import ForkServerClient
@@ -26,14 +25,13 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
 
 
-def test_the_table_of_handlers_is_reported_and_the_title_names_the_pool() -> None:
-    with Nurse() as nurse:
-        loaded = nurse.hear(Loaded)
-        assert loaded.handlers == [HandlerInfo("demo", max_retries=3)]
-        assert (loaded.preloaded, loaded.threads) == (True, [])
-        assert 0 <= loaded.seconds < LIMIT
-        assert command_line(nurse.server.pid) == "jobpool: fork server [test]"
-        assert nurse.bear().ask("report")["preload"] is True
+def test_the_table_of_handlers_is_reported_and_the_title_names_the_pool(nurse: Nurse) -> None:
+    loaded = nurse.hear(Loaded)
+    assert loaded.handlers == [HandlerInfo("demo", max_retries=3)]
+    assert (loaded.preloaded, loaded.threads) == (True, [])
+    assert 0 <= loaded.seconds < LIMIT
+    assert command_line(nurse.server.pid) == "jobpool: fork server [test]"
+    assert nurse.bear().ask("report")["preload"] is True
 
 
 @pytest.mark.parametrize(
@@ -76,15 +74,6 @@ def test_an_app_that_ends_the_process_at_its_import_is_an_end_without_a_word() -
         assert nurse.server.wait(LIMIT) == 9
 
 
-def test_an_import_that_hangs_in_c_can_be_killed() -> None:
-    with Nurse(app="hangs") as nurse:
-        wait_until(lambda: "fork server" in command_line(nurse.server.pid))
-        assert nurse.server.poll() is None
-        nurse.server.kill()
-        assert nurse.hear_end() == []
-        assert nurse.server.wait(LIMIT) == -signal.SIGKILL
-
-
 def test_threads_that_the_import_leaves_are_named_and_the_children_import_by_themselves() -> None:
     with Nurse(app="starts_threads") as nurse:
         loaded = nurse.hear(Loaded)
@@ -98,13 +87,6 @@ def test_threads_that_the_import_leaves_are_named_and_the_children_import_by_the
         assert Path(f"/proc/{nurse.server.pid}/task/{nurse.server.pid}/children").read_text().split() == [
             str(child.pid)
         ]
-
-
-def test_without_preload_the_handlers_are_reported_and_the_children_import_by_themselves() -> None:
-    with Nurse(preload=False) as nurse:
-        loaded = nurse.hear(Loaded)
-        assert (loaded.preloaded, loaded.threads, len(loaded.handlers)) == (False, [], 1)
-        assert nurse.bear().ask("report")["preload"] is False
 
 
 def test_the_brokers_url_and_the_keys_are_not_in_any_environment() -> None:
@@ -125,14 +107,12 @@ def test_one_that_was_told_nothing_ends_when_its_master_hangs_up() -> None:
         begun.discard()
 
 
-def test_a_request_that_is_no_frame_ends_the_fork_server_and_its_children() -> None:
-    with Nurse() as nurse:
-        child = nurse.bear()
-        watch = Watch([child.pid, *child.ask("leave_grandchildren")])
-        packets.send(nurse.server._control, b"rubbish")
-        nurse.hear_end()
-        assert watch.wait(1.0) == []
-        assert nurse.server.wait(LIMIT) == 1
+def test_a_request_that_is_no_frame_ends_the_fork_server_and_its_children(nurse: Nurse, child: Child) -> None:
+    watch = Watch([child.pid, *child.ask("leave_grandchildren")])
+    packets.send(nurse.server._control, b"rubbish")
+    nurse.hear_end()
+    assert watch.wait(1.0) == []
+    assert nurse.server.wait(LIMIT) == 1
 
 
 def test_rubbish_from_the_fork_server_makes_the_master_kill_it_and_say_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,14 +133,13 @@ def test_rubbish_from_the_fork_server_makes_the_master_kill_it_and_say_why(caplo
         its_own.close()
 
 
-def test_hanging_up_ends_everything_within_a_second() -> None:
-    with Nurse() as nurse:
-        children = [nurse.bear(slot) for slot in range(4)]
-        grandchildren = [pid for child in children for pid in child.ask("leave_grandchildren")]
-        watch = Watch([nurse.server.pid, *(child.pid for child in children), *grandchildren])
-        nurse.server.close()
-        assert watch.wait(1.0) == []
-        assert nurse.server.poll() == 0
+def test_hanging_up_ends_everything_within_a_second(nurse: Nurse) -> None:
+    children = [nurse.bear(slot) for slot in range(4)]
+    grandchildren = [pid for child in children for pid in child.ask("leave_grandchildren")]
+    watch = Watch([nurse.server.pid, *(child.pid for child in children), *grandchildren])
+    nurse.server.close()
+    assert watch.wait(1.0) == []
+    assert nurse.server.poll() == 0
 
 
 def test_a_closed_client_is_harmless() -> None:
@@ -213,13 +192,12 @@ def test_kill_9_of_the_owner_ends_a_fork_server_that_is_stopped_or_hangs_in_a_ho
             assert grandchildren.wait(LIMIT) == []
 
 
-def test_a_signal_to_go_on_ends_no_fork_server_whose_owner_lives() -> None:
-    with Nurse() as nurse:
-        child = nurse.bear(0)
-        for _ in range(3):
-            os.kill(nurse.server.pid, signal.SIGCONT)
-            nurse.bear(1)
-        assert child.ask("report")["parent"] == nurse.server.pid
+def test_a_signal_to_go_on_ends_no_fork_server_whose_owner_lives(nurse: Nurse) -> None:
+    child = nurse.bear(0)
+    for _ in range(3):
+        os.kill(nurse.server.pid, signal.SIGCONT)
+        nurse.bear(1)
+    assert child.ask("report")["parent"] == nurse.server.pid
 
 
 def test_kill_9_of_the_owner_while_the_app_hangs_at_its_import_ends_the_fork_server() -> None:
@@ -246,11 +224,9 @@ def test_kill_9_of_the_fork_server_ends_the_children_and_leaves_the_rest_to_the_
     assert owner.returncode == 0
 
 
-def test_a_child_whose_group_was_stopped_dies_of_the_kill_all_the_same() -> None:
-    with Nurse() as nurse:
-        child = nurse.bear()
-        os.killpg(child.pid, signal.SIGSTOP)
-        assert nurse.end(child).signal == signal.SIGKILL
+def test_a_child_whose_group_was_stopped_dies_of_the_kill_all_the_same(nurse: Nurse, child: Child) -> None:
+    os.killpg(child.pid, signal.SIGSTOP)
+    assert nurse.end(child).signal == signal.SIGKILL
 
 
 def test_children_come_up_fast_and_share_what_was_preloaded() -> None:

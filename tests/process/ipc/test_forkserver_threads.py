@@ -45,7 +45,7 @@ def test_threads_of_an_unknown_library_are_counted_unless_each_child_imports_the
     with Nurse(app="starts_native_threads", preload=preload) as nurse:
         loaded = nurse.hear(Loaded)
         assert (loaded.preloaded, loaded.threads, loaded.native) == (preload, [], 2 * preload)
-        nurse.bear()
+        assert nurse.bear().ask("report")["preload"] is preload
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from collections import Counter
 
 import pytest
@@ -12,8 +10,6 @@ from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
 from jobpool_torture.ledger import Line
-
-TTL = 2.0
 
 
 def start_two_pools(rig: Rig, *flags: str) -> tuple[PoolProcess, PoolProcess]:
@@ -107,33 +103,6 @@ def hold_a_rate(rig: Rig) -> list[str]:
     rig.wait_drained()
     assert {line.id for line in rig.ends()} >= set(free), "the other queue is not held up"
     return limited
-
-
-def test_what_a_killed_pool_held_another_takes_when_the_lease_ends(rig: Rig) -> None:
-    """A lock; keys are held likewise (faults/test_crashes_with_a_key.py)."""
-    guard = {"name": "nightly", "single_instance": True}
-    first = rig.start_pool("--ttl", str(TTL), workers=1).wait_ready(1)
-    held = rig.enqueue("again", {"first": 600, "later": 0.1}, **guard)
-    rig.wait_started(held)
-    second = rig.start_pool("--ttl", str(TTL), workers=1).wait_ready(1)
-    waiting = rig.enqueue("work", **guard)
-    wait_until(lambda: second.header().released >= 1, what="the second pool has met the lock")
-    assert rig.starts(waiting) == []
-    [begun] = rig.starts(held)
-    first.stop(signal.SIGKILL)
-    killed = time.monotonic()
-    rig.wait_drained(limit=60.0)
-    assert second.stop() == 0
-    # The waiting one asks again on its own time, the held one comes back by the reaper: either may be the first.
-    done = [line.id for line in rig.ends()]
-    assert done in ([held, waiting], [waiting, held])
-    later = rig.lines()[1:]
-    assert Counter(line.id for line in later if line.event == "start") == Counter(done), "each that ran, once"
-    assert all(line.at > killed for line in later)
-    assert all(line.fence > begun.fence and line.crashes == 1 for line in rig.starts(held)[1:])
-    assert most_at_once(later) == 1
-    [stopped] = second.log("stopped")
-    assert stopped["succeeded"] == 2
 
 
 def test_under_saturation_weighted_queues_get_starts_by_their_weights(rig: Rig) -> None:

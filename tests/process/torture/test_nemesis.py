@@ -108,12 +108,17 @@ def test_an_odd_pick_takes_a_busy_child(rig: FleetRig) -> None:
     assert pid_in(said) == busy
 
 
-def test_a_child_is_stopped_and_goes_on(rig: FleetRig) -> None:
-    pid = pid_in(rig.strike("child.stop", 1, seconds=LONG))
+@pytest.mark.parametrize("kind", ["child.stop", "forkserver.stop", "master.stop"])
+def test_one_process_is_stopped_and_goes_on(rig: FleetRig, kind: str) -> None:
+    pool = rig.pool(1)
+    meant = {"child.stop": pool.children(), "forkserver.stop": pool.fork_servers(), "master.stop": [pool.pid]}[kind]
+    pid = pid_in(rig.strike(kind, 1, seconds=LONG))
+    assert pid in meant
     stopped(pid)
+    assert states(rig).count("T") == 1, "no other"
     assert rig.nemesis.due() == []
     assert processes.state(pid) == "T", "its time is not over"
-    assert over(rig) == ["pool2: child.stop: over: 1 processes go on"]
+    assert over(rig) == [f"pool2: {kind}: over: 1 processes go on"]
     assert processes.is_alive(pid)
 
 
@@ -148,13 +153,6 @@ def test_a_fork_server_is_killed_and_its_children_with_it(rig: FleetRig) -> None
     rig.until(lambda: not any(map(processes.is_alive, [killed, *children])), "it and its children are dead")
 
 
-def test_a_fork_server_is_stopped_and_goes_on(rig: FleetRig) -> None:
-    pid = pid_in(rig.strike("forkserver.stop", seconds=LONG))
-    stopped(pid)
-    over(rig)
-    assert processes.is_alive(pid)
-
-
 @pytest.mark.more
 def test_a_fork_server_that_is_stopped_for_good_is_replaced_by_its_pool(rig: FleetRig) -> None:
     pid = pid_in(rig.strike("forkserver.freeze", 1))
@@ -177,15 +175,6 @@ def test_a_master_is_killed_and_another_started(rig: FleetRig) -> None:
     told = rig.until(lambda: pool.pid not in (0, killed), "another is started")
     assert "pool1 has ended as ordered, with status -9" in [*told, *(end.why for end in rig.fleet.ends)]
     assert "missed: pool1 is not up yet" in rig.strike("pool.term")
-
-
-def test_a_master_is_stopped_and_goes_on(rig: FleetRig) -> None:
-    pid = pid_in(rig.strike("master.stop", seconds=LONG))
-    stopped(pid)
-    assert not any(processes.state(child) == "T" for child in rig.pool().children())
-    over(rig)
-    assert rig.pool().pid == pid
-    assert processes.is_alive(pid)
 
 
 def test_all_processes_of_a_pool_are_stopped_and_go_on(rig: FleetRig) -> None:

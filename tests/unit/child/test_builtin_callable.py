@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 from support.built_in import attempt, failure, output, refusal
-from support.tables import row
 
-from jobpool.errors import ConfigurationError
-from jobpool.message.allowances import Allowances
 from jobpool.message.outcome import ResultKind
 
 MODULE = """
@@ -123,9 +120,3 @@ def test_an_error_of_its_own_is_told_with_its_traceback() -> None:
         assert lines[0] == "Traceback (most recent call last):", name
         assert lines[-1] == last, name
         assert not any("/jobpool/child/" in line for line in lines), name
-
-
-def test_a_name_that_is_no_function_of_a_module_is_refused_when_it_is_allowed() -> None:
-    for name in ("os:", ":f", "a:b:c", "os:__import__", "__main__:f", "a.__b__:f", "a b:f", "a:b\n", ""):
-        with row(name), pytest.raises(ConfigurationError, match="is not written module:function"):
-            Allowances(allowed_callables=(name,))

@@ -230,6 +230,10 @@ def test_an_allowance_that_cannot_work_is_refused_when_it_is_made() -> None:
         ({"allowed_url_networks": ["10.1.2.3/24"]}, "allowed_url_networks: 10.1.2.3/24 has host bits set"),
         ({"allowed_url_networks": ["example.com"]}, "allowed_url_networks: "),
         *(
+            ({"allowed_callables": (name,)}, "is not written module:function")
+            for name in ("os:", ":f", "a:b:c", "os:__import__", "__main__:f", "a.__b__:f", "a b:f", "a:b\n", "")
+        ),
+        *(
             ({"url_timeout": wrong}, f"url_timeout must be above 0, and at most 86400 seconds, not {wrong}")
             for wrong in (True, 0, 86401, math.nan)
         ),

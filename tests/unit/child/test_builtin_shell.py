@@ -152,15 +152,11 @@ def test_a_program_that_is_allowed_and_not_there_may_come(tmp_path: Path) -> Non
     assert output("shell", [str(path)], **allowed)
 
 
-def test_a_script_that_no_kernel_can_start_is_told(tmp_path: Path) -> None:
-    path = script(tmp_path / "odd", "no interpreter is named\n")
-    said = failure("shell", [str(path)], allowed_shell_commands=[str(path)])
-    assert said == f"program {str(path)!r} cannot be started: Exec format error"
-
-
-def test_a_word_that_is_too_long_is_told() -> None:
-    said = failure("shell", ["echo", "x" * 140_000], allowed_shell_commands=["echo"])
-    assert said == "program 'echo' cannot be started: Argument list too long"
+def test_why_a_program_cannot_be_started_is_told(tmp_path: Path) -> None:
+    odd = str(script(tmp_path / "odd", "no interpreter is named\n"))
+    for words, why in [([odd], "Exec format error"), (["echo", "x" * 140_000], "Argument list too long")]:
+        said = failure("shell", words, allowed_shell_commands=["echo", odd])
+        assert said == f"program {words[0]!r} cannot be started: {why}"
 
 
 @pytest.mark.parametrize("word", ["tool", "{folder}/bin/tool", "{folder}/link", "{folder}/bin/../bin/tool"])

@@ -9,13 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -32,6 +31,8 @@ from jobpool.message.outcome import ExecutionResult, ResultKind, overran
 from jobpool.message.printable import headline
 from jobpool.message.signing import EnvelopeSigner
 
+T = TypeVar("T")
+
 
 def job(handler: str = "it", *, timeout: float = 0.0, **fields: Any) -> JobToRun:
     definition = JobDefinition(handler, **fields)
@@ -45,8 +46,7 @@ def attempt(function: Callable[..., Any], *, timeout: float = 0.0, **options: An
     return run_attempt(job(timeout=timeout), registry)
 
 
-def test_the_context_tells_the_retries_of_the_job_else_of_its_handler() -> None:
-    registry = HandlerRegistry()
+def test_the_context_tells_the_retries_of_the_job_else_of_its_handler(registry: HandlerRegistry) -> None:
     registry.handler("it", max_retries=2)(lambda ctx: ctx.max_retries)
     registry.handler("plain")(lambda ctx: ctx.max_retries)
     rows = [(job(), "2"), (job(max_retries=0), "0"), (job("plain"), ""), (job("plain", max_retries=5), "5")]
@@ -146,9 +146,7 @@ def test_an_error_that_comes_from_another_process_has_the_headline_of_its_own() 
 
 
 def test_a_huge_error_is_cut() -> None:
-    registry = HandlerRegistry()
-    registry.handler("it")(raising(ValueError("x" * 100_000)))
-    error = run_attempt(job(), registry).error
+    error = attempt(raising(ValueError("x" * 100_000))).error
     assert len(error) < DEFAULT_CAP + 100
     assert "bytes dropped" in error
 
@@ -255,9 +253,10 @@ def test_a_forked_process_neither_enqueues_nor_acks() -> None:
     assert not made.follow_ups
 
 
-def test_a_thread_that_is_left_running_can_do_nothing_with_the_context_of_its_attempt() -> None:
+def test_a_thread_that_is_left_running_can_do_nothing_with_the_context_of_its_attempt(
+    registry: HandlerRegistry,
+) -> None:
     kept, told = list[JobContext](), list[float]()
-    registry = HandlerRegistry()
     registry.handler("it")(kept.append)
     run_attempt(job(), registry, progress=lambda fraction, text: told.append(fraction))
     kept[0].progress(0.5, "of the next attempt")
@@ -266,8 +265,7 @@ def test_a_thread_that_is_left_running_can_do_nothing_with_the_context_of_its_at
     assert told == []
 
 
-def test_a_timeout_ends_the_handler_and_says_so() -> None:
-    registry = HandlerRegistry()
+def test_a_timeout_ends_the_handler_and_says_so(registry: HandlerRegistry) -> None:
     registry.handler("it")(lambda ctx: time.sleep(30))
     made = run_attempt(job(name="nightly", timeout=0.05), registry)
     assert made.kind is ResultKind.TIMEOUT
@@ -321,18 +319,19 @@ def test_an_attempt_inside_an_attempt_leaves_the_outer_alarm_alone() -> None:
     assert made.duration < 5
 
 
+def on_another_thread(run: Callable[[], T]) -> T:
+    """What it returns there; the event loop of that thread is closed then."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(run).result()
+        finally:
+            thread.submit(loops.close).result()
+
+
 def test_off_the_main_thread_a_late_return_is_a_timeout() -> None:
-    made: list[Attempt] = []
-
-    def run() -> None:
-        made.append(attempt(lambda ctx: time.sleep(0.05), timeout=0.02))
-        made.append(attempt(lambda ctx: print("shown, not captured"), timeout=5.0))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert [one.kind for one in made] == [ResultKind.TIMEOUT, ResultKind.SUCCEEDED]
-    assert made[1].output == ""
+    late = on_another_thread(lambda: attempt(lambda ctx: time.sleep(0.05), timeout=0.02))
+    printing = on_another_thread(lambda: attempt(lambda ctx: print("shown, not captured"), timeout=5.0))
+    assert (late.kind, printing.kind, printing.output) == (ResultKind.TIMEOUT, ResultKind.SUCCEEDED, "")
 
 
 async def answer(ctx: JobContext) -> int:
@@ -340,12 +339,8 @@ async def answer(ctx: JobContext) -> int:
 
 
 def test_async_handlers_run_on_any_thread() -> None:
-    made = [attempt(answer).output]
-    thread = threading.Thread(target=lambda: made.append(_closing(lambda: attempt(answer).output)))
-    thread.start()
-    thread.join()
-    assert made == ["42", "42"]
-    _closing(lambda: "")
+    assert [attempt(answer).output, on_another_thread(lambda: attempt(answer).output)] == ["42", "42"]
+    loops.close()
 
 
 async def spoil_executor() -> None:
@@ -395,18 +390,14 @@ def test_nothing_that_an_async_handler_does_to_its_loop_meets_the_next_one(
     spoil: Callable[[], Awaitable[None]],
 ) -> None:
     """All on a thread of their own, so on a loop of their own."""
-    found: list[object] = []
 
-    def run() -> None:
+    def run() -> object:
         loops.awaited(spoil())
-        found.append(loops.awaited(look_about()))
+        found = loops.awaited(look_about())
         loops.awaited(spoil())
-        loops.close()
+        return found
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [(1, 42, False)]
+    assert on_another_thread(run) == (1, 42, False)
 
 
 @pytest.mark.parametrize("spoil", [leave_timer, leave_callback, set_factory, debug])
@@ -427,11 +418,8 @@ def test_a_loop_is_kept_with_the_connections_of_an_app_unless_its_threads_were_u
     def run() -> None:
         for work in (note, spoil, note, nested, note):
             loops.awaited(work())
-        loops.close()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    on_another_thread(run)
     assert len(used) == 4
     assert len(set(used)) == 1
 
@@ -461,10 +449,3 @@ def test_context_variables_last_for_one_attempt_from_its_first_hook_to_its_last(
 
     outputs = [run_attempt(job(name), registry).output for name in ("works", "looks")]
     assert (outputs, seen) == (["acme", "none"], ["acme"])
-
-
-def _closing(run: Callable[[], str]) -> str:
-    try:
-        return run()
-    finally:
-        loops.close()

@@ -6,6 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+
+def ended(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which is spoilt by it."""
+    words = [sys.executable, "-c", program]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **options)
+
 
 LOOKS = """
 import os
@@ -20,8 +28,7 @@ for now, failed in ((10.05, False), (10.06, True), (10.07, False), (10.17, False
 
 
 def test_a_costly_look_comes_after_a_failure_and_else_ten_times_a_second() -> None:
-    """In a process of its own, which is spoilt by it."""
-    told = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, text=True, timeout=60, check=True)
+    told = ended(LOOKS)
     assert told.stdout.splitlines() == ["fine", "user or rights", "fine", "user or rights"]
 
 
@@ -80,7 +87,7 @@ faulthandler._sigsegv()
 
 
 def test_scheduling_and_settings_of_the_interpreter_are_put_back_and_stacks_of_crashes_go_where_they_went() -> None:
-    told = subprocess.run([sys.executable, "-c", PUTS_BACK], capture_output=True, text=True, timeout=60, check=False)
+    told = ended(PUTS_BACK)
     line, _, stacks = told.stdout.partition("\n")
     asked, _, stack = stacks.partition("asked\n")
     one_core = len(os.sched_getaffinity(0)) == 1
@@ -105,7 +112,7 @@ print(repr(tidy.restore(20.0, True)), [getattr(sys, name) for name in names] == 
 
 
 def test_what_a_handler_has_deleted_from_sys_is_put_back_and_costs_no_job() -> None:
-    told = subprocess.run([sys.executable, "-c", TAKEN_AWAY], capture_output=True, text=True, timeout=60, check=False)
+    told = ended(TAKEN_AWAY)
     assert (told.stdout.splitlines(), told.stderr) == (["'' True", "'' True"], "")
 
 
@@ -125,15 +132,7 @@ print(repr(said), os.get_inheritable(1))
 
 
 def test_standard_streams_that_a_handler_has_redirected_are_put_back(tmp_path: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", REDIRECTED],
-        cwd=tmp_path,
-        input="typed\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    told = ended(REDIRECTED, cwd=tmp_path, input="typed\n")
     assert told.stdout.splitlines() == ["typed", "printed", "'' True"]
     assert told.stderr == "complained\n"
     assert [(tmp_path / f"file{fd}").read_text() for fd in range(3)] == ["", "", ""]
@@ -158,8 +157,6 @@ os.write(1, b"printed")
 
 
 def test_nothing_is_put_back_from_a_number_that_is_another_files_now(tmp_path: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", TAKEN], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    told = ended(TAKEN, cwd=tmp_path)
     assert told.stderr == "refused"
     assert ((tmp_path / "file").read_text(), (tmp_path / "other").read_text()) == ("", "printed")

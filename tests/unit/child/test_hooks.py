@@ -129,8 +129,7 @@ def test_a_hook_that_hangs_is_stopped_by_the_timeout_whose_text_names_it(
     assert [line.startswith("the after_attempt hook ") for line in lines] == [True] * (kind == "after_attempt")
 
 
-def test_a_handler_that_hangs_is_not_taken_for_a_hook() -> None:
-    registry = HandlerRegistry()
+def test_a_handler_that_hangs_is_not_taken_for_a_hook(registry: HandlerRegistry) -> None:
     registry.before_attempt(nothing)
     registry.after_attempt(lambda ctx, result: None)
     end = attempt(registry, lambda ctx: time.sleep(30), timeout=0.1)
@@ -249,14 +248,12 @@ def test_a_payload_that_is_no_record_is_a_failed_attempt() -> None:
         assert (end.kind, "TypeError" in end.error) == (ResultKind.FAILED, True), payload
 
 
-def test_a_hook_may_end_the_tries() -> None:
-    registry = HandlerRegistry()
+def test_a_hook_may_end_the_tries(registry: HandlerRegistry) -> None:
     registry.on_death(raising(Unrecoverable("no such project")))
     assert told(registry).kind is ResultKind.UNRECOVERABLE
 
 
-def test_several_that_fail_are_told_together() -> None:
-    registry = HandlerRegistry()
+def test_several_that_fail_are_told_together(registry: HandlerRegistry) -> None:
     registry.on_death(raising(ValueError("mail")))
 
     @registry.on_death
@@ -269,8 +266,7 @@ def test_several_that_fail_are_told_together() -> None:
     assert "KeyError: 'chat'" in error
 
 
-def test_without_a_hook_nothing_is_registered_for_it() -> None:
-    registry = HandlerRegistry()
+def test_without_a_hook_nothing_is_registered_for_it(registry: HandlerRegistry) -> None:
     assert told(registry).kind is ResultKind.UNKNOWN_HANDLER
     registry.before_attempt(nothing)
     assert [info.name for info in registry.infos()] == []
@@ -279,8 +275,7 @@ def test_without_a_hook_nothing_is_registered_for_it() -> None:
     assert registry.why_empty(), "an app of hooks alone runs no job"
 
 
-def test_queue_handlers_keep_it_out_as_any_other_handler() -> None:
-    registry = HandlerRegistry()
+def test_queue_handlers_keep_it_out_as_any_other_handler(registry: HandlerRegistry) -> None:
     registry.on_death(lambda dead: None)
     registry.restrict({"default": ["report"]})
     assert told(registry).kind is ResultKind.NOT_ALLOWED

@@ -284,9 +284,7 @@ class Cat:
 class Dog(Cat): ...
 
 
-def test_a_value_that_the_handler_would_get_as_another_type_is_refused() -> None:
-    registry = HandlerRegistry()
-
+def test_a_value_that_the_handler_would_get_as_another_type_is_refused(registry: HandlerRegistry) -> None:
     @registry.handler
     def groom(cat: Cat) -> None: ...
 

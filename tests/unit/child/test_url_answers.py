@@ -344,12 +344,6 @@ def test_a_server_that_never_reads_ends_with_the_time_of_the_call(scheme: str) -
             slow.run(large)  # type: ignore[arg-type]
 
 
-def test_a_job_may_ask_for_less_time_and_never_for_more(server: WebServer) -> None:
-    server.answers["/"] = dripping(server, b"")
-    with pytest.raises(Failure, match="in time"):
-        call(caller(timeout=0.1), f"http://127.0.0.1:{server.port}/", timeout=999999)
-
-
 # --- the hard timeout -----------------------------------------------------------------------------------
 
 

@@ -24,36 +24,42 @@ from jobpool.message.outcome import ResultKind
 RUN = run_packet(7, 1, 0, 0, 0.0, b"x")
 
 
-def line_and_reader() -> tuple[ChildChannel, int]:
-    """A line, and a copy of the child's reading end."""
+@pytest.fixture
+def line() -> Iterator[ChildChannel]:
     line = ChildChannel(1, 65536)
-    return line, os.dup(line.fds[0])
+    yield line
+    line.close()
 
 
-def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_leave() -> None:
-    line, reading = line_and_reader()
+@pytest.fixture
+def reading(line: ChildChannel) -> Iterator[int]:
+    """A copy of the child's reading end."""
+    reading = os.dup(line.fds[0])
+    yield reading
+    os.close(reading)
+
+
+def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_leave(
+    line: ChildChannel, reading: int
+) -> None:
     assert line.write_runs([(7, RUN)])
     line.retire()
     assert line.take_back() == {7}
     assert line.take_back() == frozenset()
     assert os.read(reading, 1) == b"", "its work has ended"
-    os.close(reading)
-    line.close()
 
 
-def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read() -> None:
-    line, reading = line_and_reader()
+def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read(
+    line: ChildChannel, reading: int
+) -> None:
     assert line.write_runs([(7, RUN)])
     line.retire()
     assert os.read(reading, packets.INLINE_BYTES) == RUN
     assert os.read(reading, 1) == b""
-    os.close(reading)
     assert not line.write_runs([(7, RUN)]), "nothing more is handed to it"
-    line.close()
 
 
-def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back() -> None:
-    line, reading = line_and_reader()
+def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back(line: ChildChannel) -> None:
     runs = [(nonce, run_packet(nonce, 1, 0, 0, 0.0, bytes(size))) for nonce, size in ((7, 1), (8, 50_000), (9, 1))]
     assert line.write_runs(runs) == 3
     with few_descriptors():
@@ -61,12 +67,9 @@ def test_a_large_frame_is_not_lost_if_no_descriptor_is_to_be_had_to_take_it_back
         assert list(line.handed) == [8, 9]
         assert line.take_back() == frozenset()
         assert line.take_rest() == {8, 9}, "of a dead child, whose own files are not needed any more"
-    os.close(reading)
-    line.close()
 
 
-def test_frames_are_written_in_order_until_the_socket_is_full_and_counted() -> None:
-    line, reading = line_and_reader()
+def test_frames_are_written_in_order_until_the_socket_is_full_and_counted(line: ChildChannel, reading: int) -> None:
     runs = [(nonce, run_packet(nonce, 1, 0, 0, 0.0, bytes(20_000))) for nonce in range(1, 500)]
     count = line.write_runs(iter(runs))
     assert 0 < count < len(runs)
@@ -76,21 +79,17 @@ def test_frames_are_written_in_order_until_the_socket_is_full_and_counted() -> N
     line.close()
 
 
-def test_an_answer_for_a_job_that_was_not_taken_leaves_it_to_be_taken_back() -> None:
-    line, reading = line_and_reader()
+def test_an_answer_for_a_job_that_was_not_taken_leaves_it_to_be_taken_back(line: ChildChannel) -> None:
     line.write_runs([(7, RUN)])
     os.write(line.fds[1], Result(8, ResultKind.SUCCEEDED, 1.0, 1.0).encode())
     with pytest.raises(BrokenChannelError):
         line.receive()
     assert line.take_back() == {7}
-    os.close(reading)
-    line.close()
 
 
-def test_a_child_that_has_its_work_cut_short_is_cut_off() -> None:
-    line, reading = line_and_reader()
+def test_a_child_that_has_its_work_cut_short_is_cut_off(line: ChildChannel, reading: int) -> None:
     code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))  # a filter that leaves one byte of a packet
-    with socket.socket(fileno=reading) as work:
+    with socket.socket(fileno=os.dup(reading)) as work:
         line.write_runs([(7, RUN)])
         work.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(code)))  # SO_ATTACH_FILTER
         line.write_runs([(9, RUN)])
@@ -101,40 +100,27 @@ def test_a_child_that_has_its_work_cut_short_is_cut_off() -> None:
         assert isinstance(line.receive(), Ready)
         with pytest.raises(BrokenChannelError, match="closed"):
             line.receive()
-    line.close()
 
 
-def test_a_child_that_answers_for_what_it_has_not_taken_is_cut_off() -> None:
-    line, reading = line_and_reader()
+def test_a_child_that_answers_for_what_it_has_not_taken_is_cut_off(line: ChildChannel) -> None:
     line.write_runs([(7, RUN)])
     os.write(line.fds[1], Result(7, ResultKind.SUCCEEDED, 1.0, 1.0).encode())  # it peeked
     assert isinstance(line.receive(), Result)
     assert line.take_back() == frozenset()
     with pytest.raises(BrokenChannelError, match="closed"):
         line.receive()
-    os.close(reading)
-    line.close()
 
 
-def test_a_kill_that_comes_before_the_child_is_known_to_be_born_is_carried_out_at_its_birth() -> None:
-    line, _ = line_and_reader()
+def test_a_kill_that_comes_before_the_child_is_known_to_be_born_is_carried_out_at_its_birth(line: ChildChannel) -> None:
     line.signal(signal.SIGUSR1)
     line.signal(signal.SIGKILL)
     with subprocess.Popen(["sleep", "600"]) as child:
         line.bear(child.pid, os.pidfd_open(child.pid))
         assert child.wait(30.0) == -signal.SIGKILL
     assert line.has_ended()
-    line.close()
 
 
 # --- what a child prints past Python ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def line() -> Iterator[ChildChannel]:
-    line = ChildChannel(1, 65536)
-    yield line
-    line.close()
 
 
 def fill(fd: int, data: bytes) -> int:

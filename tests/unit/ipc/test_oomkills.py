@@ -26,10 +26,6 @@ def test_a_kill_after_a_rise_is_the_kernels_once_for_each(events: Path) -> None:
     assert [kills.killed_one(2.0) for _ in range(3)] == [True, True, False]
 
 
-def test_what_was_killed_before_the_start_is_nobodys(events: Path) -> None:
-    assert OomKills(events).killed_one(0.0) is False
-
-
 def test_an_old_rise_is_not_put_down_to_a_later_death(events: Path) -> None:
     kills = OomKills(events)
     events.write_text(V2.format(5))

@@ -54,11 +54,8 @@ def test_only_the_pools_user_may_write_to_the_socket(board: str) -> None:
     assert stat.S_IMODE(os.stat(socket_path(board)).st_mode) == 0o600
 
 
-def test_a_request_is_answered(server: RequestSocket, board: str) -> None:
+def test_a_request_is_answered_and_of_what_is_too_long_the_end_is_told(server: RequestSocket, board: str) -> None:
     assert answered(server, board, "Grüße") == "Grüße"
-
-
-def test_of_an_answer_that_is_too_long_the_end_is_told(server: RequestSocket, board: str) -> None:
     assert answered(server, board, "x" * MAX_ANSWER_BYTES + "end") == "x" * (MAX_ANSWER_BYTES - 3) + "end"
 
 

@@ -28,7 +28,7 @@ from jobpool.ipc.board_layout import (
     Layout,
     MasterView,
 )
-from jobpool.ipc.board_parts import cut
+from jobpool.ipc.board_parts import ChildPart, cut
 from jobpool.ipc.linux import open_fds
 from jobpool.ipc.scoreboard import ChildPages, Scoreboard, ScoreboardError
 from jobpool.ops.top import slot_row
@@ -38,6 +38,12 @@ from jobpool.ops.top import slot_row
 def board() -> Iterator[Scoreboard]:
     with Scoreboard.create(None, 4) as board:
         yield board
+
+
+@pytest.fixture
+def child(board: Scoreboard) -> ChildPart:
+    """The first child's part of it."""
+    return board.slot(0).child
 
 
 class Bomb(str):
@@ -202,23 +208,20 @@ def test_the_life_of_a_child_as_it_is_read(board: Scoreboard) -> None:
     assert (child.read().state, child.read().done, child.nonce) == (ChildState.IDLE, 1, 7)
 
 
-def test_progress_of_the_attempt_before_is_not_shown(board: Scoreboard) -> None:
-    child = board.slot(0).child
+def test_progress_of_the_attempt_before_is_not_shown(child: ChildPart) -> None:
     child.started(1, 0.0, 0.0, "a", "q", "h", 1)
     child.progress(0.9, "nearly")
     child.started(2, 0.0, 0.0, "b", "q", "h", 1)
     assert (child.read().progress, child.read().progress_text) == (0.0, "")
 
 
-def test_queue_and_handler_are_read_right_when_they_change_and_change_back(board: Scoreboard) -> None:
-    child = board.slot(0).child
+def test_queue_and_handler_are_read_right_when_they_change_and_change_back(child: ChildPart) -> None:
     for nonce, (queue, handler) in enumerate([("a", "long handler"), ("b", "h"), ("b", "h"), ("a", "long handler")]):
         child.started(nonce, 0.0, 0.0, "id", queue, handler, 1)
         assert (child.read().queue, child.read().handler) == (queue, handler)
 
 
-def test_a_new_child_resets_the_page_but_for_the_totals_of_the_slot(board: Scoreboard) -> None:
-    child = board.slot(0).child
+def test_a_new_child_resets_the_page_but_for_the_totals_of_the_slot(board: Scoreboard, child: ChildPart) -> None:
     child.booting(1, 0.0)
     child.started(5, 1.0, 2.0, "id", "q", "h", 3)
     child.finished(True, 2.0)
@@ -234,8 +237,7 @@ def test_a_new_child_resets_the_page_but_for_the_totals_of_the_slot(board: Score
         assert board.slot(0).child.read().done == 2
 
 
-def test_a_write_broken_off_by_an_exception_is_torn_until_the_next_write(board: Scoreboard) -> None:
-    child = board.slot(0).child
+def test_a_write_broken_off_by_an_exception_is_torn_until_the_next_write(child: ChildPart) -> None:
     with pytest.raises(ZeroDivisionError):
         child.started(5, 1.0, 2.0, Bomb("x"), "q", "h", 1)
     assert child.read().torn
@@ -243,8 +245,7 @@ def test_a_write_broken_off_by_an_exception_is_torn_until_the_next_write(board: 
     assert not child.read().torn
 
 
-def test_progress_broken_off_neither_tears_the_rest_nor_ends_progress(board: Scoreboard) -> None:
-    child = board.slot(0).child
+def test_progress_broken_off_neither_tears_the_rest_nor_ends_progress(child: ChildPart) -> None:
     child.started(5, 1.0, 2.0, "id", "q", "h", 1)
     with pytest.raises(ZeroDivisionError):
         child.progress(0.5, Bomb("x"))
@@ -347,8 +348,7 @@ def test_text_is_cut_between_two_characters() -> None:
         assert cut(text, room).decode() == kept, (text, room)
 
 
-def test_texts_longer_than_their_room_do_not_touch_their_neighbours(board: Scoreboard) -> None:
-    child = board.slot(0).child
+def test_texts_longer_than_their_room_do_not_touch_their_neighbours(board: Scoreboard, child: ChildPart) -> None:
     child.started(1, 1.0, 2.0, "é" * 5000, "q" * 5000, "h" * 5000, 1)
     child.progress(0.5, "t" * 5000)
     view = child.read()
@@ -385,8 +385,7 @@ mapped.__enter__().child.started(5, 1.0, 2.0, Bomb("x"), "q", "h", 1)
 """
 
 
-def test_a_record_read_while_another_process_writes_it_is_never_mixed(board: Scoreboard) -> None:
-    child = board.slot(0).child
+def test_a_record_read_while_another_process_writes_it_is_never_mixed(board: Scoreboard, child: ChildPart) -> None:
     whole = torn = 0
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(board.fd)], pass_fds=[board.fd], stdout=subprocess.PIPE

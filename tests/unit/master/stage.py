@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from typing import Any, TypeVar
 
 from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, Result
@@ -86,6 +87,11 @@ class Stage:
     def load(self, generation: int = 1, handlers: list[HandlerInfo] = HANDLERS) -> list[act.Action]:
         return self.tell(ev.AppLoaded(generation, Loaded(handlers)))
 
+    def reload(self, generation: int = 2, handlers: list[HandlerInfo] = HANDLERS) -> list[act.Action]:
+        """HUP, and the app is imported anew."""
+        self.tell(ev.SignalCame(signal.SIGHUP))
+        return self.load(generation, handlers)
+
     def start(self) -> Stage:
         """Load the app, and have the children asked for; none has come up yet."""
         self.tell()
@@ -107,6 +113,9 @@ class Stage:
         leases = [self.a_lease(handler, **options) for handler in handlers]
         return self.tell(ev.Leased([Inspected(lease, outcome) for lease in leases]))
 
+    def take_in(self, *leases: JobLease) -> list[act.Action]:
+        return self.tell(ev.Leased([Inspected(lease, None) for lease in leases]))
+
     def run(self, handler: str = "report", **options: Any) -> Slot:
         """Lease a job, which begins in the one slot that is busy then."""
         self.lease(handler, **options)
@@ -127,10 +136,14 @@ class Stage:
         result = Result(nonce, kind, self.now, seconds, **fields)
         return self.tell(ev.ChildResults(slot.child, [result]))
 
+    def end(self, *slots: Slot) -> list[act.Action]:
+        """Their children end in good order."""
+        return [action for slot in slots for action in self.die(slot, number=None, code=0)]
+
     def die(
         self,
         slot: Slot,
-        signal: int | None = 11,
+        number: int | None = signal.SIGSEGV,
         code: int | None = None,
         begun: bool = True,
         unread: int = 0,
@@ -143,7 +156,7 @@ class Stage:
         nonces = [delivery.nonce for delivery in slot.deliveries]
         started = nonces[0] if nonces and begun else 0
         behind = frozenset(nonces[len(nonces) - unread :]) if unread else frozenset()
-        exited = Exited(slot.child, slot.pid, code, signal)
+        exited = Exited(slot.child, slot.pid, code, number)
         deadline = (slot.deadline() or 0.0) - earlier
         return self.tell(ev.ChildDied(slot.child, exited, started, behind, "", "", deadline=deadline))
 

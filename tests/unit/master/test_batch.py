@@ -45,8 +45,12 @@ def test_when_acks_are_due() -> None:
         assert filled(count, ahead).due == due, case
 
 
-@pytest.mark.parametrize("settlement", [Nack(), Abandon(), Release(), Forfeit()], ids=lambda s: type(s).__name__)
-def test_what_is_no_ack_never_waits(settlement: Settlement) -> None:
+@pytest.mark.parametrize(
+    "settlement",
+    [Nack(), Abandon(), Release(), Forfeit(), Ack(follow_ups=(JobDefinition("next"),))],
+    ids=lambda s: type(s).__name__,
+)
+def test_what_is_no_ack_or_brings_jobs_never_waits(settlement: Settlement) -> None:
     assert filled(1, 800, settlement).due == NOW
 
 
@@ -55,10 +59,6 @@ def test_one_that_is_no_ack_takes_its_company_along(at: int) -> None:
     batch, work = Batch(), [(a_delivery(), settlement) for settlement in (Ack(), Ack())]
     batch.add([*work[:at], (a_delivery(), Nack()), *work[at:]], NOW, 800, LINGER_S)
     assert batch.due == NOW
-
-
-def test_an_ack_that_brings_jobs_never_waits() -> None:
-    assert filled(1, 800, Ack(follow_ups=(JobDefinition("next"),))).due == NOW
 
 
 def test_an_ack_that_gives_a_place_back_never_waits() -> None:

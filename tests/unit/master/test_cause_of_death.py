@@ -15,7 +15,6 @@ from jobpool.message.death import BROKEN, Death
 from jobpool.message.outcome import Crashed, EndReason, LostLease, MemoryExceeded, Stopped, TimedOut
 from jobpool.message.settlement import Abandon, Forfeit
 from jobpool.policy.classify import by_alarm, death_of, outcome_of_death, sender_of
-from jobpool.policy.inspection import Inspected
 
 OOM = "the kernel: out of memory"
 
@@ -75,13 +74,12 @@ def test_what_it_means_for_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun"])
-def test_only_the_attempt_that_was_begun_has_printed_anything(begun: bool) -> None:
+def test_only_the_attempt_that_was_begun_has_printed_anything(begun: bool, stage: Stage) -> None:
     """Of one that was not, what is found was printed by the attempt before, perhaps of another customer's job."""
-    stage = Stage(workers=1).boot()
     lease = stage.a_lease("report")
     for _ in range(1 if begun else 3):
         stage.make_ready()
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         [slot] = stage.busy
         started = slot.deliveries[0].nonce - (not begun)
         end = Exited(slot.child, slot.pid, None, signal.SIGKILL)
@@ -127,7 +125,7 @@ def test_a_child_that_the_alarm_or_the_request_for_its_stack_kills_has_timed_out
         stage = Stage(workers=1).boot()
         slot = stage.run("slow")
         stage.after(seconds)
-        stage.die(slot, signal=number, earlier=earlier)
+        stage.die(slot, number=number, earlier=earlier)
         [verdict] = stage.verdicts()
         if outcome == "crash":
             assert isinstance(verdict, Forfeit), (number, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -24,18 +25,11 @@ from jobpool.message.signing import EnvelopeSigner
 AT_ONCE = ReapPolicy(max_crashes=1, back_off=0.0)
 
 
-def failing(**settings: object) -> Stage:
-    stage = Stage(workers=1, **settings).boot()
+@pytest.mark.parametrize("to", [None, "reports"])
+def test_without_the_setting_and_in_the_queue_of_copies_itself_it_carries_nothing(to: str | None) -> None:
+    stage = Stage(workers=1, dead_letter_queue=to).boot()
     stage.answer(stage.run(), ResultKind.FAILED, error="boom")
-    return stage
-
-
-def test_without_the_setting_it_carries_nothing() -> None:
-    assert failing().verdict(Abandon).follow_ups == ()
-
-
-def test_in_the_queue_of_copies_itself_it_carries_nothing() -> None:
-    assert failing(dead_letter_queue="reports").verdict(Abandon).follow_ups == ()
+    assert stage.verdict(Abandon).follow_ups == ()
 
 
 def test_a_failure_with_budget_left_carries_nothing() -> None:
@@ -99,6 +93,12 @@ def crash_to_death(broker: QueueBackend, queue: str = "reports", job: JobDefinit
     return reaped
 
 
+def forward(broker: QueueBackend, reaped: list[Reaped], to: str | None = "failures") -> None:
+    copies = DeadLetterJobs(broker, to)
+    copies.died(reaped)
+    copies.forward()
+
+
 def payloads(broker: QueueBackend) -> list[Any]:
     return [json.loads(copy.body)["payload"] for copy in broker.list_messages(MessageFilter(queue="failures"))]
 
@@ -106,26 +106,20 @@ def payloads(broker: QueueBackend) -> list[Any]:
 def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker)
     for _ in range(2):  # a second reaper that has seen the same, or a repetition after a lost reply
-        copies = DeadLetterJobs(broker, "failures")
-        copies.died(reaped)
-        copies.forward()
+        forward(broker, reaped)
     [payload] = payloads(broker)
     said = payload["_dlq_metadata"]
     assert (payload["customer"], said["reason"], said["original_queue"]) == (7, "crash-limit", "reports")
 
 
 def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
-    copies = DeadLetterJobs(broker, "failures")
-    copies.died([Reaped("x", "reports", 1, None, dead=False)])
-    copies.forward()
+    forward(broker, [Reaped("x", "reports", 1, None, dead=False)])
     assert payloads(broker) == []
 
 
 @pytest.mark.parametrize("to", [None, "reports"])
 def test_without_a_queue_and_in_that_queue_itself_nothing_is(broker: QueueBackend, to: str | None) -> None:
-    copies = DeadLetterJobs(broker, to)
-    copies.died(crash_to_death(broker))
-    copies.forward()
+    forward(broker, crash_to_death(broker), to)
     assert payloads(broker) == []
     assert broker.stats("reports").waiting == 0
 
@@ -134,9 +128,7 @@ def test_a_body_that_nobody_signed_is_not_forwarded(broker: QueueBackend, caplog
     """A reaper recovers what it has not verified: a lease of somebody who looks at no signature."""
     reaped = crash_to_death(broker)
     broker.signer = EnvelopeSigner("another key of ours")
-    copies = DeadLetterJobs(broker, "failures")
-    copies.died(reaped)
-    copies.forward()
+    forward(broker, reaped)
     assert payloads(broker) == []
     assert "a dead letter is not forwarded" in caplog.text
 
@@ -155,18 +147,23 @@ class Stammering:
         return getattr(self.real, name)
 
 
+def outages_until(is_done: Callable[[], bool], call: Callable[[], None]) -> int:
+    """Call until all is done; how often the broker was silent."""
+    failures = 0
+    while not is_done():
+        assert failures < 50, "each outage is followed by some progress"
+        try:
+            call()
+        except BackendUnavailable:
+            failures += 1
+    return failures
+
+
 def test_an_outage_leaves_it_for_the_next_call(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker) + crash_to_death(broker)
     copies = DeadLetterJobs(Stammering(broker), "failures")  # type: ignore[arg-type]
     copies.died(reaped)
-    failures = 0
-    while len(payloads(broker)) < 2:
-        assert failures < 50, "each outage is followed by some progress"
-        try:
-            copies.forward()
-        except BackendUnavailable:
-            failures += 1
-    assert failures > 0
+    assert outages_until(lambda: len(payloads(broker)) == 2, copies.forward)
 
 
 class Charging(Modest):
@@ -187,9 +184,7 @@ def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: Ma
     assert broker.fetch("reports") is None, "it was met, charged and buried"
     reaped = broker.reap("reports")
     assert [(one.crashes, one.dead) for one in reaped] == [(1, False), (2, True)]
-    copies = DeadLetterJobs(broker, "failures")
-    copies.died(reaped)
-    copies.forward()
+    forward(broker, reaped)
     [copy] = broker.fetch_many("failures", limit=1)
     assert copy.envelope.payload["_dlq_metadata"]["reason"] == "crash-limit"
 
@@ -252,16 +247,9 @@ def test_an_outage_while_hooks_are_told_leaves_the_rest_for_the_next_call(broker
         crash_to_death(broker)
     letters = DeadLetterJobs(Stammering(broker, 7), None)  # type: ignore[arg-type]
     letters.closed_to_hooks = frozenset()
-    failures = 0
-    while letters.is_due(["reports"]):
-        assert failures < 50, "each outage is followed by some progress"
-        try:
-            letters.forward(["reports"])
-        except BackendUnavailable:
-            failures += 1
+    assert outages_until(lambda: not letters.is_due(["reports"]), lambda: letters.forward(["reports"]))
     told = [broker.fetch("reports") for _ in range(4)]
     assert [lease.envelope.job for lease in told if lease is not None] == [ON_DEATH] * 3
-    assert failures > 0
 
 
 def test_letters_of_other_reapers_are_looked_for_every_five_minutes(broker: QueueBackend, clock: ManualClock) -> None:

@@ -18,7 +18,6 @@ from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, Outcome
 from jobpool.message.settlement import Abandon, Ack, Release
-from jobpool.policy.inspection import Inspected
 
 GUARDS = Guards(holds=(Hold("queue", 4),))
 NEXT = JobDefinition("mail", queue="mails")
@@ -28,13 +27,9 @@ def guarded(stage: Stage) -> JobLease:
     return stage.a_lease("report").guarded(GUARDS)
 
 
-def lease(stage: Stage, *leases: JobLease) -> None:
-    stage.tell(ev.Leased([Inspected(one, None) for one in leases]))
-
-
 def test_places_are_those_of_guarded_deliveries_until_they_are_settled() -> None:
     stage = Stage(workers=2, concurrency_limits={"reports": 4}).boot()
-    lease(stage, guarded(stage), stage.a_lease("report"))
+    stage.take_in(guarded(stage), stage.a_lease("report"))
     assert stage.pool.places() == {"reports": 1}
     for slot in stage.busy:
         stage.answer(slot)
@@ -43,7 +38,7 @@ def test_places_are_those_of_guarded_deliveries_until_they_are_settled() -> None
 
 def test_a_renewed_lease_keeps_its_place() -> None:
     stage = Stage(workers=1, concurrency_limits={"reports": 4}).boot()
-    lease(stage, guarded(stage))
+    stage.take_in(guarded(stage))
     [delivery] = stage.pool.held.values()
     stage.tell(ev.Renewed([(delivery, replace(delivery.lease, expires_at=stage.now + 90.0))]))
     assert stage.pool.places() == {"reports": 1}
@@ -51,17 +46,16 @@ def test_a_renewed_lease_keeps_its_place() -> None:
 
 def test_starts_that_were_not_used_are_given_back_and_told() -> None:
     stage = Stage(workers=1, rate_limits={"reports": 4}).boot()
-    lease(stage, guarded(stage), guarded(stage))
+    stage.take_in(guarded(stage), guarded(stage))
     stage.after(STALE_AFTER_S + 0.01)
     assert stage.verdicts() == [Release(begun=False)]
     assert stage.pool.unused_starts == {"reports"}
     assert stage.pool.places() == {"reports": 1}
 
 
-def test_without_limits_nothing_is_told() -> None:
-    stage = Stage(workers=1).boot()
+def test_without_limits_nothing_is_told(stage: Stage) -> None:
     assert not stage.pool.limited
-    lease(stage, stage.a_lease("report"), stage.a_lease("report"))
+    stage.take_in(stage.a_lease("report"), stage.a_lease("report"))
     stage.after(STALE_AFTER_S + 0.01)
     assert stage.pool.unused_starts == set()
 
@@ -93,19 +87,13 @@ def test_a_next_job_that_the_broker_refuses_makes_a_dead_letter_of_the_skipped_o
     assert stage.verdict(Abandon).reason == "unrecoverable"
 
 
-def test_with_every_line_asked_for_the_log_says_which_jobs_are_skipped() -> None:
-    for level, count in [("info", 0), ("debug", 1)]:
-        stage = Stage(workers=1, log_level=level).boot()
-        stage.tell()
-        stage.lease("report", outcome=AlreadyDone())
-        told = [note.fields["handler"] for note in stage.pool.notes if note.event.startswith("job skipped")]
-        assert told == ["report"] * count, level
-
-
-def test_with_every_line_asked_for_the_log_says_what_a_job_waits_for() -> None:
-    for level, lines in [("info", []), ("debug", [("job waits, as what it needs is taken", "key")])]:
-        stage = Stage(workers=1, log_level=level).boot()
-        stage.tell()
-        stage.lease("report", outcome=Contended(3.0, "key"))
-        told = [(note.event, note.fields["taken"]) for note in stage.pool.notes if "taken" in note.fields]
-        assert told == lines, level
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_with_every_line_asked_for_the_log_says_which_jobs_are_skipped_and_what_others_wait_for(level: str) -> None:
+    stage = Stage(workers=1, log_level=level).boot()
+    stage.pool.notes.clear()
+    stage.lease("report", outcome=AlreadyDone())
+    stage.lease("report", outcome=Contended(3.0, "key"))
+    skipped = [note.fields["handler"] for note in stage.pool.notes if note.event.startswith("job skipped")]
+    waiting = [(note.event, note.fields["taken"]) for note in stage.pool.notes if "taken" in note.fields]
+    told = (["report"], [("job waits, as what it needs is taken", "key")])
+    assert (skipped, waiting) == (told if level == "debug" else ([], []))

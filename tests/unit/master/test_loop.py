@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import pytest
 from stage import HANDLERS, Stage
@@ -23,6 +24,7 @@ from jobpool.errors import AccessRefused
 from jobpool.ipc.frames import Loaded
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
+from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.master.loop import GC_EVERY_S, LAST_LOOK_S, READY_PUBLISH_EVERY_S, STREAM_WAIT_S, Master
@@ -30,7 +32,7 @@ from jobpool.master.plan import Planner
 from jobpool.master.settle_thread import SettleThread
 from jobpool.master.slots import Delivery
 from jobpool.master.state import Note, Pool
-from jobpool.master.telemetry import PUBLISH_EVERY_S
+from jobpool.master.telemetry import PUBLISH_EVERY_S, Publisher
 from jobpool.message.settlement import Ack, Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspected, LeaseInspector
@@ -39,39 +41,18 @@ from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
 
-class NoChildren:
+def no_children() -> Mock:
     """No child, no fork server: only the inbox is watched."""
-
-    def watch(self, _fd: int, reader: object) -> None:
-        self.take = reader
-
-    def poll(self, _timeout: float) -> list[ev.Event]:
-        return self.take()  # type: ignore[operator,no-any-return]
-
-    def start_server(self, _generation: int) -> None:
-        pass
-
-    def end_server(self, _generation: int, _kill: bool = False) -> None:
-        pass
-
-    def housekeep(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    children: Mock = create_autospec(ChildProcesses, instance=True)
+    children.watch.side_effect = lambda _fd, take: setattr(children.poll, "side_effect", lambda _timeout: take())
+    return children
 
 
-class Silent:
+def silent() -> Mock:
     """Publishes nothing."""
-
-    def publish(self, *args: object, **more: object) -> None:
-        pass
-
-    def look_for_files(self, pool: Pool) -> None:
-        pass
-
-    def write_log(self, pool: Pool) -> None:
-        pool.notes.clear()
+    publisher: Mock = create_autospec(Publisher, instance=True)
+    publisher.write_log.side_effect = lambda pool: pool.notes.clear()
+    return publisher
 
 
 class Sleepy(MemoryBackend):
@@ -93,48 +74,33 @@ class Sleepy(MemoryBackend):
         return None
 
 
-class LastLease:
+def last_lease(inbox: Inbox, event: ev.Event) -> Mock:
     """A fetch thread whose last fetch comes in between two looks at it."""
+    left = [event]
 
-    answered_at = 0.0
-
-    def __init__(self, inbox: Inbox, event: ev.Event) -> None:
-        self._inbox = inbox
-        self._left = [event]
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def seen(self, _count: int) -> None:
-        pass
-
-    def want(self, count: int) -> None:
-        pass
-
-    def pause(self, queues: object) -> None:
-        pass
-
-    def is_leasing(self) -> bool:
-        if self._left:
-            self._inbox.put(self._left.pop())
+    def is_leasing() -> bool:
+        if left:
+            inbox.put(left.pop())
         return False
 
+    fetch_thread: Mock = create_autospec(FetchThread, instance=True)
+    fetch_thread.answered_at = 0.0
+    fetch_thread.is_leasing.side_effect = is_leasing
+    return fetch_thread
 
-def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, fetch_thread: object) -> Master:
+
+def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, fetch_thread: FetchThread | Mock) -> Master:
     """A loop that begins now, whose app is loaded."""
     apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
     return Master(
         pool=pool,
         planner=Planner(RetryPolicy(), backend.pack),
         backend=backend,
-        children=NoChildren(),  # type: ignore[arg-type]
+        children=no_children(),
         inbox=inbox,
-        fetch_thread=fetch_thread,  # type: ignore[arg-type]
+        fetch_thread=fetch_thread,
         settle_thread=SettleThread(backend, ("reports",), 30.0, ReapPolicy(), inbox, 2.0),
-        publisher=Silent(),  # type: ignore[arg-type]
+        publisher=silent(),
     )
 
 
@@ -146,14 +112,14 @@ def master(inbox: Inbox) -> Master:
     """A loop that has nothing to do."""
     backend = MemoryBackend()
     pool = Pool(SETTINGS, now=backend.clock.mono())
-    return a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    return a_master(pool, backend, inbox, last_lease(inbox, ev.ReapDone([])))
 
 
 def stopping(backend: MemoryBackend, inbox: Inbox, **settings: Any) -> Master:
     """A loop that is told to stop, and whose fetch thread brings a lease after that."""
     lease = new_lease(backend)
     pool = Pool(replace(SETTINGS, **settings), now=backend.clock.mono())
-    master = a_master(pool, backend, inbox, LastLease(inbox, ev.Leased([Inspected(lease, None)])))
+    master = a_master(pool, backend, inbox, last_lease(inbox, ev.Leased([Inspected(lease, None)])))
     pool.stop("stopping")
     return master
 
@@ -170,7 +136,7 @@ def test_an_ack_that_still_waits_for_company_when_a_stop_ends_is_settled(inbox: 
     backend = MemoryBackend()
     delivery = Delivery(new_lease(backend), 1, 0.0, "report", backend.clock.mono(), settling=True)
     pool = Pool(replace(SETTINGS, stop_grace=0.0), now=backend.clock.mono() - 60.0)
-    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    master = a_master(pool, backend, inbox, last_lease(inbox, ev.ReapDone([])))
     pool.held[delivery.nonce] = delivery
     pool.stop("stopping")
     master._batch.add([(delivery, Ack())], time.monotonic(), ahead=100, linger=60.0, held=2)
@@ -276,30 +242,28 @@ def test_the_last_turn_of_a_stop_sleeps_no_more(master: Master) -> None:
     assert begun < master._due() <= time.monotonic() + PUBLISH_EVERY_S, "an answer of the broker wakes the loop"
 
 
-class SlowChildren(NoChildren):
-    """Children of whom something comes after a while, never at once."""
+def test_events_are_asked_for_without_a_wait_only_while_they_stream(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something comes after a while, never at once."""
+    asked: list[float] = []
 
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-
-    def poll(self, timeout: float) -> list[ev.Event]:
-        self.asked.append(timeout)
+    def poll(timeout: float) -> list[ev.Event]:
+        asked.append(timeout)
         if timeout == 0.0:
             return []
         time.sleep(2 * STREAM_WAIT_S)
         return [ev.ReapDone([])]
 
-
-def test_events_are_asked_for_without_a_wait_only_while_they_stream(master: Master) -> None:
-    master.children = children = SlowChildren()  # type: ignore[assignment]
+    monkeypatch.setattr(master.children, "poll", poll)
     assert [len(master._wait()) for _ in range(3)] == [1, 1, 1]
-    assert len(children.asked) == 3
-    assert 0.0 not in children.asked
-    children.asked.clear()
+    assert len(asked) == 3
+    assert 0.0 not in asked
+    asked.clear()
     master._streams = True
     assert [len(master._wait()) for _ in range(2)] == [1, 1]
-    assert len(children.asked) == 3, "once without a wait, in vain: the stream is over"
-    assert children.asked[0] == 0.0
+    assert len(asked) == 3, "once without a wait, in vain: the stream is over"
+    assert asked[0] == 0.0
 
 
 class Connection:
@@ -337,7 +301,7 @@ def test_a_pool_tells_its_start_by_the_brokers_clock_also_after_a_sleep_of_the_m
 ) -> None:
     monkeypatch.setattr(MemoryBackend, "broker_time", lambda self: 5e9 + self.clock.slept)
     backend = MemoryBackend(clock=(clock := Sleeper()))
-    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, last_lease(inbox, ev.ReapDone([])))
     for clock.slept in (0.0, 3600.0):
         assert master._describe().started == pytest.approx(5e9, abs=5.0)
 
@@ -345,7 +309,7 @@ def test_a_pool_tells_its_start_by_the_brokers_clock_also_after_a_sleep_of_the_m
 def test_the_brokers_clock_is_known_before_anything_is_fetched(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryBackend, "broker_time", lambda _: 5e9)
     backend, told = MemoryBackend(), list[float]()
-    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, last_lease(inbox, ev.ReapDone([])))
     assert master._control_thread is not None
     monkeypatch.setattr(Inbox, "put", lambda *_: told.append(backend.time.last()))
     master._control_thread._look()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from running import Running
-from stage import Stage
+from stage import Stage, of
 from support.jobs import QUEUE, a_job
 from support.modest import Breakable, Faulty
 from support.waiting import wait_until
@@ -25,10 +25,6 @@ BROKE = "leases ended with their connection to the broker"
 
 def notes(stage: Stage, event: str = BROKE) -> list[dict[str, object]]:
     return [note.fields for note in stage.pool.notes if note.event == event]
-
-
-def kills(actions: list[act.Action]) -> list[act.KillChild]:
-    return [action for action in actions if isinstance(action, act.KillChild)]
 
 
 def test_the_thread_tells_of_each_once() -> None:
@@ -57,11 +53,11 @@ def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it(
     broken = [slot.deliveries[0].lease for slot in (first, second)]
     begun = stage.now
     actions = stage.tell(ev.LeasesBroke(broken))
-    while not kills(actions):
+    while not of(actions, act.KillChild):
         assert next_due(stage.pool, stage.now) == stage.now, "the loop looks again without sleeping"
         actions = stage.after(0.01)
     assert stage.now - begun < 0.1
-    assert {kill.slot.index for kill in kills(actions)} == {first.index, second.index}
+    assert {kill.slot.index for kill in of(actions, act.KillChild)} == {first.index, second.index}
     assert [slot.ending for slot in (first, second)] == [EndReason.LOST, EndReason.LOST]
     assert stage.busy == [third]
     assert stage.pool.counters.lost == 2
@@ -70,8 +66,7 @@ def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it(
     assert stage.settled == []
 
 
-def test_what_no_child_has_begun_is_dropped() -> None:
-    stage = Stage(workers=1).boot()
+def test_what_no_child_has_begun_is_dropped(stage: Stage) -> None:
     stage.lease("report", "report")
     [ready] = stage.pool.ready or [stage.busy[0].deliveries[1]]
     stage.tell(ev.LeasesBroke([ready.lease]))
@@ -81,22 +76,12 @@ def test_what_no_child_has_begun_is_dropped() -> None:
     assert [slot.deliveries[0].lost for slot in stage.busy] == [False]
 
 
-def test_with_on_lease_lost_finish_the_attempt_goes_on_and_nothing_is_settled() -> None:
-    stage = Stage(workers=1, on_lease_lost="finish").boot()
-    slot = stage.run()
-    stage.tell(ev.LeasesBroke([slot.deliveries[0].lease]))
-    assert not kills(stage.after(0.02))
-    assert next_due(stage.pool, stage.now) > stage.now, "no busy loop"
-    stage.answer(slot)
-    assert stage.settled == []
-
-
-def test_a_lease_whose_settlement_is_under_way_is_left_to_its_answer() -> None:
-    stage = Stage(workers=1).boot()
+def test_a_lease_whose_settlement_is_under_way_is_left_to_its_answer(stage: Stage) -> None:
     stage.lease("report")
     [delivery] = stage.busy[0].deliveries
     delivery.settling = True
-    stage.tell(ev.LeasesBroke([delivery.lease]))
+    stage.tell(ev.LeasesBroke([delivery.lease]), ev.Renewed([(delivery, None)]))
+    assert delivery.nonce in stage.pool.held
     assert stage.pool.counters.lost == 0
     stage.tell(ev.Answered([(delivery, Ack(), Settled.NOT_IN_FLIGHT)]))
     assert not stage.pool.held
@@ -115,8 +100,7 @@ def test_a_lost_lease_says_why() -> None:
     assert late == "it was not renewed in time"
 
 
-def test_a_lease_that_broke_before_its_fetch_was_taken_in_is_not_begun() -> None:
-    stage = Stage(workers=1).boot()
+def test_a_lease_that_broke_before_its_fetch_was_taken_in_is_not_begun(stage: Stage) -> None:
     lease, good = stage.a_lease("report"), stage.a_lease("report")
     stage.tell(ev.LeasesBroke([lease]))
     stage.tell(ev.Leased([Inspected(lease, None), Inspected(good, None)]))
@@ -126,8 +110,7 @@ def test_a_lease_that_broke_before_its_fetch_was_taken_in_is_not_begun() -> None
     assert not stage.pool.broken
 
 
-def test_what_is_nobodys_any_more_is_soon_forgotten() -> None:
-    stage = Stage(workers=1).boot()
+def test_what_is_nobodys_any_more_is_soon_forgotten(stage: Stage) -> None:
     stage.tell(ev.LeasesBroke([stage.a_lease("report")]))
     stage.now += REMEMBER_BROKEN_S
     stage.lease("report")

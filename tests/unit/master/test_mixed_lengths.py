@@ -120,8 +120,7 @@ def test_who_begins_exactly_when_asked_keeps_it() -> None:
     assert max(handed.values()) == 1
 
 
-def test_an_urgent_message_is_begun_before_what_was_handed_ahead() -> None:
-    stage = Stage(workers=1).boot()
+def test_an_urgent_message_is_begun_before_what_was_handed_ahead(stage: Stage) -> None:
     [slot] = stage.idle
     ahead(stage, slot, USUAL, USUAL, LATER)
     [back] = of(stage.lease("report", priority=URGENT), act.TakeBack)

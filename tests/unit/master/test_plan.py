@@ -93,8 +93,7 @@ class TestBoot:
         stage.pool.can = Capabilities(transactions=True)
         stage.boot().lease("slow", "report")
         [waiting] = stage.pool.ready
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=2, handlers=[HandlerInfo("report", ack_in_transaction=True), HandlerInfo("slow")])
+        stage.reload(handlers=[HandlerInfo("report", ack_in_transaction=True), HandlerInfo("slow")])
         stage.make_ready()
         [head] = [slot.deliveries[0] for slot in stage.busy if slot.generation == 2]
         assert head is waiting
@@ -103,7 +102,7 @@ class TestBoot:
     def test_children_that_do_not_boot_are_tried_again_after_a_back_off(self) -> None:
         stage = Stage(workers=1).start()
         [slot] = stage.pool.slots.live
-        actions = stage.die(slot, signal=None, code=1)
+        actions = stage.die(slot, number=None, code=1)
         assert not of(actions, act.SpawnChild)
         assert stage.pool.boot.failures == 1
         assert len(of(stage.after(0.11), act.SpawnChild)) == 1
@@ -145,8 +144,7 @@ class TestBoot:
         stage.after(20.0)
         assert not [note for note in stage.pool.notes if note.event == "loading the app"]
 
-    def test_a_dead_fork_server_is_replaced(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_dead_fork_server_is_replaced(self, stage: Stage) -> None:
         assert not of(stage.tell(ev.ForkServerGone(1)), act.StartForkServer)
         [started] = of(stage.after(0.11), act.StartForkServer)
         assert started.generation == 2
@@ -182,7 +180,7 @@ class TestForkServersThatDoNotAnswer:
         assert [action.generation for action in server_kills(step(stage, 1.0))] == [1]
         assert stage.pool.boot.failures == 1
         [slot] = stage.pool.slots.live
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         assert [action.generation for action in of(step(stage, 1.0), act.StartForkServer)] == [2]
 
     def test_one_that_does_not_collect_a_dead_child_is_killed_and_what_that_was_is_known_then(self) -> None:
@@ -192,7 +190,7 @@ class TestForkServersThatDoNotAnswer:
         actions = step(stage, ANSWER_LIMIT_S + 0.1)
         assert not of(actions, act.KillChild), "it is dead"
         assert len(server_kills(actions)) == 1
-        stage.die(slot, signal=signal.SIGSEGV)
+        stage.die(slot, number=signal.SIGSEGV)
         settlement = stage.verdict(Forfeit)
         assert Death.from_text(settlement.cause).how == "killed by SIGSEGV"
 
@@ -206,8 +204,7 @@ class TestForkServersThatDoNotAnswer:
             assert stage.now < since + 2 * ANSWER_LIMIT_S
         assert ANSWER_LIMIT_S <= stage.now - since <= ANSWER_LIMIT_S + 0.1
 
-    def test_a_timeout_whose_death_it_does_not_collect_is_a_timeout(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_timeout_whose_death_it_does_not_collect_is_a_timeout(self, stage: Stage) -> None:
         slot = stage.run("slow")
         actions = step(stage, 12.0)
         assert len(of(actions, act.KillChild)) == 1
@@ -215,7 +212,7 @@ class TestForkServersThatDoNotAnswer:
         actions = step(stage, ANSWER_LIMIT_S + 0.1)
         assert not of(actions, act.ForgetChild)
         assert len(server_kills(actions)) == 1
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         settlement = stage.verdict(Abandon)
         assert settlement.reason == "timeout"
 
@@ -232,8 +229,7 @@ class TestForkServersThatDoNotAnswer:
         assert not server_kills(stage.after(3600.0))
         assert server_kills(step(stage, ANSWER_LIMIT_S + 0.1))
 
-    def test_a_master_that_stood_still_says_so_before_what_it_lost(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_master_that_stood_still_says_so_before_what_it_lost(self, stage: Stage) -> None:
         stage.lease("report")
         stage.pool.notes.clear()
         stage.after(2.0)
@@ -248,7 +244,7 @@ class TestForkServersThatDoNotAnswer:
         stage.tell(ev.SignalCame(signal.SIGTERM), ev.ChildEnded(slot.child))
         assert not server_kills(stage.after(0.9))
         assert server_kills(stage.after(STOP_LIMIT_S + 0.2))
-        stage.die(slot, signal=None, code=0)
+        stage.end(slot)
         assert stage.pool.finished
         assert stage.pool.boot.failures == 0
 
@@ -268,7 +264,7 @@ class TestKillsThatComeLate:
         assert of(stage.after(0.02), act.KillChild) or slot.killed_at
         stage.answer(slot)
         stage.settled.clear()
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         assert stage.settled == [(behind.lease.id, Release())]
         assert GIVEN_BACK[EndReason.RETIRE] in [note.event for note in stage.pool.notes]
 
@@ -280,8 +276,8 @@ class TestDeathsOfTheForkServer:
         slots = stage.busy
         stage.now += 1.5
         stage.tell(ev.ForkServerGone(1))
-        stage.die(slots[0], signal=signal.SIGKILL)
-        stage.die(slots[1], signal=signal.SIGKILL, begun=False)
+        stage.die(slots[0], number=signal.SIGKILL)
+        stage.die(slots[1], number=signal.SIGKILL, begun=False)
         assert stage.verdicts() == [Release(), Release(begun=False)]
         assert [slot.last_death for slot in slots] == ["", ""]
         [told] = [note.fields for note in stage.pool.notes if note.event == GIVEN_BACK[EndReason.SERVER]]
@@ -294,8 +290,8 @@ class TestDeathsOfTheForkServer:
         step(stage, 12.0)
         assert late.ending is EndReason.TIMEOUT
         stage.tell(ev.ForkServerGone(1))
-        stage.die(late, signal=signal.SIGKILL)
-        stage.die(crashed, signal=signal.SIGABRT)
+        stage.die(late, number=signal.SIGKILL)
+        stage.die(crashed, number=signal.SIGABRT)
         timeout, crash = stage.verdicts()
         assert isinstance(timeout, Abandon)
         assert isinstance(crash, Forfeit)
@@ -309,13 +305,13 @@ class TestDeathsOfTheForkServer:
     def dies_beside(self, stage: Stage, *leases: JobLease) -> tuple[float, ...]:
         """How long each is released for, when they died with their fork server; the last began last."""
         for lease in leases:
-            stage.tell(ev.Leased([Inspected(lease, None)]))
+            stage.take_in(lease)
             stage.after(0.1)
         stage.settled.clear()
         slots = stage.busy
         stage.tell(ev.ForkServerGone(stage.pool.generation))
         for slot in slots:
-            stage.die(slot, signal=signal.SIGKILL)
+            stage.die(slot, number=signal.SIGKILL)
         delays = {ident: verdict.delay for ident, verdict in stage.settled if isinstance(verdict, Release)}
         step(stage, 31.0)
         stage.load(stage.pool.generation + 1)
@@ -327,19 +323,20 @@ class TestDeathsOfTheForkServer:
         stage = Stage(workers=2).boot()
         lease = stage.a_lease("report", ttl=900.0)
         assert [self.dies_beside(stage, lease) for _ in range(2)] == [(0.0,), (0.0,)]
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         [slot] = stage.busy
         stage.tell(ev.ForkServerGone(stage.pool.generation))
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         *_, settlement = stage.verdicts()
         assert isinstance(settlement, Forfeit)
+        assert Death.from_text(settlement.cause) == Death("killed by SIGKILL", "the pool: its fork server has died")
 
     def test_a_result_ends_the_row(self) -> None:
         stage = Stage(workers=2).boot()
         lease = stage.a_lease("report", ttl=900.0)
         for _ in range(2):
             self.dies_beside(stage, lease)
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         stage.answer(stage.busy[0])
         assert self.dies_beside(stage, lease) == (0.0,)
 
@@ -350,13 +347,7 @@ class TestHandingOut:
         assert len(of(stage.lease("report", "report"), act.Dispatch)) == 2
         assert len(stage.busy) == 2
 
-    def test_without_look_ahead_the_rest_waits_in_the_master(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.lease("report", "report")
-        assert len(stage.pool.ready) == 1
-
-    def test_what_does_not_start_in_time_goes_back_unharmed(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_what_does_not_start_in_time_goes_back_unharmed(self, stage: Stage) -> None:
         stage.lease("report", "report")
         stage.after(STALE_AFTER_S + 0.01)
         assert stage.verdicts() == [Release(begun=False)]
@@ -373,8 +364,7 @@ class TestHandingOut:
         stage.lease(*["report"] * 8)
         assert all(len(slot.deliveries) > 1 for slot in stage.busy)
 
-    def test_frames_behind_a_job_that_turns_out_long_are_taken_back(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_frames_behind_a_job_that_turns_out_long_are_taken_back(self, stage: Stage) -> None:
         [slot] = stage.idle
         stage.lease("report")
         stage.pool.ready.clear()
@@ -401,7 +391,7 @@ class TestHandingOut:
         stage = Stage().boot()
         lease = stage.a_lease("nobody", ttl=5000.0)
         for pause in (601.0, 1.0, 601.0, 1.0):
-            stage.tell(ev.Leased([Inspected(lease, None)]))
+            stage.take_in(lease)
             stage.after(pause)
         assert [type(settlement) for settlement in stage.verdicts()] == [Release, Abandon, Release, Abandon]
 
@@ -413,7 +403,7 @@ class TestHandingOut:
             stage.load(generation, handlers)
             stage.after(601.0)
         stage.settled.clear()
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         assert stage.verdict(Release).delay > 0
 
     def test_what_was_rejected_is_never_handed_over(self) -> None:
@@ -423,25 +413,22 @@ class TestHandingOut:
 
 
 class TestResults:
-    def test_success_is_acked(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_success_is_acked(self, stage: Stage) -> None:
         stage.answer(stage.run())
         assert stage.verdicts() == [Ack()]
         assert stage.pool.counters.succeeded == 1
 
-    def test_the_handlers_own_retries_apply_when_the_job_sets_none(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.answer(stage.run("stubborn"), ResultKind.FAILED, error="boom")
+    @pytest.mark.parametrize(("handler", "least", "most"), [("stubborn", 0.85, 1.15), ("patient", 60.0, 60.0)])
+    def test_the_handlers_own_retries_and_back_off_apply(
+        self, stage: Stage, handler: str, least: float, most: float
+    ) -> None:
+        """Without one of its own, the pool's back-off: after 1 s."""
+        stage.answer(stage.run(handler), ResultKind.FAILED, error="boom")
         nack = stage.verdict(Nack)
-        assert 0.85 <= nack.delay <= 1.15, "the pool's default: after 1 s"
+        assert nack.error == "boom"
+        assert least <= nack.delay <= most
 
-    def test_the_handlers_own_back_off_wins_over_the_pools(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.answer(stage.run("patient"), ResultKind.FAILED, error="boom")
-        assert stage.verdicts() == [Nack(60.0, "boom")]
-
-    def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_an_answer_of_a_former_attempt_is_ignored(self, stage: Stage) -> None:
         slot = stage.run()
         former = Result(slot.deliveries[0].nonce, ResultKind.SUCCEEDED, stage.now, 0.01)
         stage.answer(slot)
@@ -449,13 +436,6 @@ class TestResults:
         stage.tell(ev.ChildResults(slot.child, [former]))
         assert list(slot.deliveries) == running
         assert stage.verdicts() == [Ack()], "of the first"
-
-    def test_follow_ups_travel_with_the_ack(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.lease("report")
-        stage.answer(stage.busy[0], follow_ups=to_raw([JobDefinition("report")]))
-        ack = stage.verdict(Ack)
-        assert [job.handler for job in ack.follow_ups] == ["report"]
 
     def test_a_follow_up_that_the_broker_would_refuse_fails_the_attempt(self) -> None:
         for cancelled, reason in ((False, "unrecoverable"), (True, "cancelled")):
@@ -514,12 +494,11 @@ class TestResults:
             [slot] = stage.idle
             assert of(stage.tell(ev.ChildAsked(slot.child, cancel)), answer)
 
-    def test_a_child_that_leaves_is_replaced_and_its_unread_frames_come_back(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_child_that_leaves_is_replaced_and_its_unread_frames_come_back(self, stage: Stage) -> None:
         slot = stage.run()
         stage.answer(slot, leaving="100 jobs done")
         assert slot.state is SlotState.DYING
-        assert len(of(stage.die(slot, signal=None, code=0), act.SpawnChild)) == 1
+        assert len(of(stage.end(slot), act.SpawnChild)) == 1
         assert stage.pool.counters.crashed == 0
 
     def test_what_a_handler_leaves_behind_is_told_with_its_mend_once_for_each_kind(self) -> None:
@@ -527,15 +506,14 @@ class TestResults:
         for why in ("threads: Thread-1", "threads: Thread-2", "processes", "jobs"):
             slot = stage.run()
             stage.answer(slot, leaving=why)
-            stage.die(slot, signal=None, code=0)
+            stage.end(slot)
             stage.boot()
         told = [(note.level, note.fields["why"]) for note in stage.pool.notes if note.event == "a child is replaced"]
         again = ("debug", "threads: Thread-2")
         assert told == [("warning", "threads: Thread-1"), again, ("warning", "processes"), ("info", "jobs")]
         assert "allow_daemons=True" in next(n.fields["mend"] for n in stage.pool.notes if "mend" in n.fields)
 
-    def test_jobs_enqueued_inside_a_child_go_through_the_settle_thread_and_back(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_jobs_enqueued_inside_a_child_go_through_the_settle_thread_and_back(self, stage: Stage) -> None:
         [slot] = stage.idle
         [produce] = of(stage.tell(ev.ChildAsked(slot.child, Ask(to_raw([JobDefinition("x")])))), act.Produce)
         [answer] = of(stage.tell(ev.Produced(produce.child, Reply(["abc"]))), act.Answer)
@@ -546,18 +524,16 @@ class TestResults:
 
 
 class TestDeaths:
-    def test_a_crash_while_running_forfeits(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_crash_while_running_forfeits(self, stage: Stage) -> None:
         actions = stage.die(stage.run())
         settlement = stage.verdict(Forfeit)
         assert Death.from_text(settlement.cause) == Death("killed by SIGSEGV", "itself")
         assert len(of(actions, act.SpawnChild)) == 1
 
-    def test_dead_before_it_began_releases_and_forfeits_the_third_time(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_dead_before_it_began_releases_and_forfeits_the_third_time(self, stage: Stage) -> None:
         lease = stage.a_lease("report")
         for _ in range(3):
-            stage.tell(ev.Leased([Inspected(lease, None)]))
+            stage.take_in(lease)
             stage.die(stage.busy[0], begun=False)
             stage.make_ready()
         first, second, third = stage.verdicts()
@@ -576,15 +552,13 @@ class TestDeaths:
         assert hand.slot is not slot
         assert len(stage.settled) == 1
 
-    def test_an_answer_that_came_before_the_death_wins(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_an_answer_that_came_before_the_death_wins(self, stage: Stage) -> None:
         slot = stage.run()
         stage.answer(slot)
         stage.die(slot)
         assert stage.verdicts() == [Ack()]
 
-    def test_a_killed_child_that_does_not_die_loses_its_message_and_its_slot(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_killed_child_that_does_not_die_loses_its_message_and_its_slot(self, stage: Stage) -> None:
         slot = stage.run("slow")
         stage.after(11.0 + DUMP_BEFORE_KILL_S)
         stage.after(0.1)
@@ -610,21 +584,20 @@ class TestDeaths:
         assert slot.state is SlotState.DYING
         assert not {act.KillChild, act.ForgetChild} & {*map(type, stage.after(UNDEAD_AFTER_S + 3.0))}
         assert not {act.KillChild, act.ForgetChild} & {*map(type, stage.after(0.1))}
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         if killed:
             assert isinstance(stage.verdicts()[0], Abandon), "the verdict on its attempt is not lost"
 
 
 class TestTimeouts:
-    def test_stack_first_then_the_kill_then_a_failed_attempt(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_stack_first_then_the_kill_then_a_failed_attempt(self, stage: Stage) -> None:
         slot = stage.run("slow")
         assert not of(stage.after(10.5), act.KillChild)
         assert len(of(stage.after(0.51), act.DumpStack)) == 1
         assert not of(stage.after(0.03), act.KillChild)
         assert len(of(stage.after(0.03), act.KillChild)) == 1
         assert slot.ending is EndReason.TIMEOUT
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         settlement = stage.verdict(Abandon)
         assert (settlement.reason, settlement.error) == (
             "timeout",
@@ -642,8 +615,7 @@ class TestTimeouts:
             stage.after(DUMP_BEFORE_KILL_S + 0.001)
             assert ("preload = false" in slot.ending_text) is said, (at, cpu)
 
-    def test_one_that_is_stopped_is_told_apart(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_one_that_is_stopped_is_told_apart(self, stage: Stage) -> None:
         stage.lease("slow")
         [slot] = stage.busy
         stage.after(0.5)
@@ -652,16 +624,14 @@ class TestTimeouts:
         stage.after(DUMP_BEFORE_KILL_S + 0.001)
         assert slot.ending_text.endswith("\nIts process was stopped, by SIGSTOP or a debugger, and ran nothing more.")
 
-    def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self, stage: Stage) -> None:
         stage.lease("slow")
         late = stage.after(11.0 + 5 * DUMP_BEFORE_KILL_S)
         assert len(of(late, act.DumpStack)) == 1
         assert not of(late, act.KillChild)
         assert len(of(stage.after(DUMP_BEFORE_KILL_S + 0.001), act.KillChild)) == 1
 
-    def test_the_kill_waits_a_little_for_a_stack_that_is_not_written_yet(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_the_kill_waits_a_little_for_a_stack_that_is_not_written_yet(self, stage: Stage) -> None:
         slot = stage.run("slow")
         stage.after(11.01)
         slot.awaits_stack = True
@@ -672,8 +642,7 @@ class TestTimeouts:
             assert not of(stage.after(MAX_DUMP_PAUSE_S - 0.01), act.KillChild)
         assert len(of(stage.after(MAX_DUMP_PAUSE_S), act.KillChild)) == 1
 
-    def test_a_pause_of_the_machine_hardly_shortens_the_wait_for_a_stack(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_pause_of_the_machine_hardly_shortens_the_wait_for_a_stack(self, stage: Stage) -> None:
         slot = stage.run("slow")
         stage.after(11.01)
         slot.awaits_stack = True
@@ -701,7 +670,7 @@ class TestTimeouts:
         slot = stage.run()
         stage.now += 0.1
         assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5, False)], stage.now)), act.KillChild)) == 1
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         settlement = stage.verdict(Abandon)
         assert settlement.reason == "memory-limit"
 
@@ -720,24 +689,21 @@ class TestTimeouts:
 
 
 class TestLeases:
-    def test_a_lost_lease_kills_its_child_and_settles_nothing(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_lost_lease_kills_its_child_and_settles_nothing(self, stage: Stage) -> None:
         slot = stage.run()
         stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
         assert len(of(stage.after(0.02), act.KillChild)) == 1
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         assert stage.settled == []
         assert stage.pool.counters.lost == 1
 
-    def test_a_lease_that_ran_out_is_lost_without_asking(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=5.0), None)]))
+    def test_a_lease_that_ran_out_is_lost_without_asking(self, stage: Stage) -> None:
+        stage.take_in(stage.a_lease("report", ttl=5.0))
         assert len(of(stage.after(5.0), act.KillChild)) == 1
 
-    def test_the_loop_wakes_when_the_lease_of_what_runs_ends(self) -> None:
+    def test_the_loop_wakes_when_the_lease_of_what_runs_ends(self, stage: Stage) -> None:
         """By another clock than the loop's."""
-        stage = Stage(workers=1).boot()
-        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=1000.4), None)]))
+        stage.take_in(stage.a_lease("report", ttl=1000.4))
         stage.planner.plan(stage.pool, stage.now, stage.now + 1000.0)
         assert 0.399 < next_due(stage.pool, stage.now) - stage.now < 0.401
         stage.now += 0.4
@@ -746,37 +712,30 @@ class TestLeases:
 
     def test_the_end_of_a_lease_that_is_lost_or_settled_wakes_nobody(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()
-        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=0.4), None)]))
+        stage.take_in(stage.a_lease("report", ttl=0.4))
         stage.busy[0].deliveries[0].settling = True
         assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT_S
         stage.busy[0].deliveries[0].settling = False
         stage.after(0.4)
         assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT_S
 
-    def test_a_lost_lease_may_be_left_to_finish_with_its_result_dropped(self) -> None:
+    @pytest.mark.parametrize("broke", [False, True], ids=["not renewed", "its connection broke"])
+    def test_a_lost_lease_may_be_left_to_finish_with_its_result_dropped(self, broke: bool) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()
         slot = stage.run()
-        stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+        [delivery] = slot.deliveries
+        stage.tell(ev.LeasesBroke([delivery.lease]) if broke else ev.Renewed([(delivery, None)]))
         assert not of(stage.after(0.02), act.KillChild)
+        assert next_due(stage.pool, stage.now) > stage.now, "no busy loop"
         stage.answer(slot)
         assert stage.settled == []
         assert slot.state is SlotState.IDLE
 
-    def test_a_renewed_lease_replaces_the_old_one(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_renewed_lease_replaces_the_old_one(self, stage: Stage) -> None:
         delivery = stage.run().deliveries[0]
         newer = stage.a_lease("report", ttl=60.0)
         stage.tell(ev.Renewed([(delivery, newer)]))
         assert delivery.lease is newer
-
-    def test_lost_while_a_settlement_is_under_way_is_ignored(self) -> None:
-        stage = Stage(workers=1).boot()
-        slot = stage.run()
-        delivery = slot.deliveries[0]
-        delivery.settling = True
-        stage.tell(ev.Renewed([(delivery, None)]))
-        assert delivery.nonce in stage.pool.held
-        assert stage.pool.counters.lost == 0
 
     def test_a_lease_that_the_handlers_own_commit_may_have_ended_is_lost_at_its_end_only(self) -> None:
         stage = Stage(workers=1).boot()
@@ -793,8 +752,7 @@ class TestLeases:
         stage.answer(slot)
         assert [type(settlement) for _, settlement in stage.settled] == [Ack], "the broker says which it was"
 
-    def test_a_refused_settlement_is_counted_as_lost(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_refused_settlement_is_counted_as_lost(self, stage: Stage) -> None:
         delivery = stage.run().deliveries[0]
         delivery.outcome = Rejected("x")
         stage.tell(ev.Answered([(delivery, Ack(), Settled.NOT_OWNER)]))
@@ -810,8 +768,7 @@ class TestStopping:
         assert len(of(actions, act.RetireChild)) == 1
         assert room(stage.pool, stage.now) == 0
         stage.answer(stage.busy[0])
-        for slot in list(stage.pool.slots.live):
-            stage.die(slot, signal=None, code=0)
+        stage.end(*stage.pool.slots.live)
         assert stage.verdicts() == [Ack()]
         assert stage.pool.finished
 
@@ -821,26 +778,21 @@ class TestStopping:
         stage.tell(ev.SignalCame(signal.SIGTERM))
         assert not of(stage.after(4.9), act.KillChild)
         assert len(of(stage.after(0.2), act.KillChild)) == 1
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         assert stage.verdicts() == [Release(0.0)]
         assert stage.pool.finished
 
-    def test_a_second_signal_kills_at_once(self) -> None:
-        stage = Stage(workers=1).boot()
+    @pytest.mark.parametrize(
+        ("second", "after", "kills"),
+        [(signal.SIGINT, 0.25, 1), (signal.SIGINT, 0.24, 0), (signal.SIGTERM, 0.0, 1)],
+        ids=["the same again", "the same, to the pool and to its group", "another"],
+    )
+    def test_a_second_signal_kills_at_once(self, stage: Stage, second: int, after: float, kills: int) -> None:
         stage.lease("report")
         stage.tell(ev.SignalCame(signal.SIGINT))
-        stage.after(0.25)
-        assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
-        assert stage.pool.stopping is Stopping.KILL
-
-    def test_a_signal_that_comes_to_the_pool_and_to_its_group_counts_once(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.lease("report")
-        stage.tell(ev.SignalCame(signal.SIGTERM))
-        stage.after(0.24)
-        assert not of(stage.tell(ev.SignalCame(signal.SIGTERM)), act.KillChild)
-        assert stage.pool.stopping is Stopping.DRAIN
-        assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
+        stage.after(after)
+        assert len(of(stage.tell(ev.SignalCame(second)), act.KillChild)) == kills
+        assert stage.pool.stopping is (Stopping.KILL if kills else Stopping.DRAIN)
 
     @pytest.mark.parametrize(
         ("thread", "then"),
@@ -859,8 +811,7 @@ class TestStopping:
         assert stage.pool.stopping is then
         assert stage.pool.fatal == "NOPERM"
 
-    def test_a_closed_terminal_begins_a_stop_and_never_kills(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_closed_terminal_begins_a_stop_and_never_kills(self, stage: Stage) -> None:
         stage.lease("report")
         for _ in range(2):
             actions = stage.tell(ev.SignalCame(signal.SIGHUP, terminal_closed=True))
@@ -880,7 +831,7 @@ class TestStopping:
         if again:
             stage.tell(ev.SignalCame(signal.SIGTERM))
         for slot in list(stage.pool.slots.live):
-            stage.die(slot, signal=signal.SIGKILL)
+            stage.die(slot, number=signal.SIGKILL)
         told = [note.fields for note in stage.pool.notes if note.event == GIVEN_BACK[EndReason.STOP]]
         assert {fields["id"] for fields in told} == ids
         assert {fields["handler"] for fields in told} == {"report", "slow"}
@@ -891,11 +842,10 @@ class TestStopping:
         stage.lease("report")
         stage.tell(ev.SignalCame(signal.SIGTERM))
         stage.after(5.0)
-        stage.die(stage.pool.slots.live[0], signal=signal.SIGKILL, begun=False)
+        stage.die(stage.pool.slots.live[0], number=signal.SIGKILL, begun=False)
         assert not [note for note in stage.pool.notes if note.event == GIVEN_BACK[EndReason.STOP]]
 
-    def test_leases_that_come_in_after_the_stop_go_back(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_leases_that_come_in_after_the_stop_go_back(self, stage: Stage) -> None:
         stage.tell(ev.SignalCame(signal.SIGTERM))
         stage.lease("report")
         assert stage.verdicts() == [Release(begun=False)]
@@ -927,16 +877,15 @@ class TestStopping:
         stage.tell(ev.ControlRead(PoolRequests(cancels={lease.id: CancelMark()})))
         stage.tell(ev.Answered([(delivery, settlement, Settled.OK)]))
         assert stage.pool.cancels_over == [], "it was not cancelled yet"
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         [(ident, abandon)] = stage.settled
         assert (ident, getattr(abandon, "reason", None)) == (lease.id, "cancelled")
         assert stage.pool.cancels_over == [lease.id]
 
-    def test_a_job_that_is_cancelled_before_its_run_is_told_with_its_handler(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_job_that_is_cancelled_before_its_run_is_told_with_its_handler(self, stage: Stage) -> None:
         lease = stage.a_lease("report")
         stage.tell(ev.ControlRead(PoolRequests(cancels={lease.id: CancelMark()})))
-        stage.tell(ev.Leased([Inspected(lease, None)]))
+        stage.take_in(lease)
         assert [type(verdict) for verdict in stage.verdicts()] == [Abandon]
         [note] = [note for note in stage.pool.notes if note.event == "a job is cancelled"]
         assert (note.fields["handler"], "name" in note.fields) == ("report", False)
@@ -1000,8 +949,7 @@ class TestStopping:
         delivery = stage.run().deliveries[0]
         delivery.settling = True
         stage.tell(ev.SignalCame(signal.SIGTERM))
-        for slot in list(stage.pool.slots.live):
-            stage.die(slot, signal=None, code=0)
+        stage.end(*stage.pool.slots.live)
         assert not stage.pool.finished
         stage.after(1.6)
         stage.tell(ev.BrokerSilent("still"))
@@ -1019,63 +967,54 @@ class TestReload:
         assert not of(actions, act.RetireChild)
         [retired] = of(stage.make_ready(), act.RetireChild)
         assert retired.slot in old
-        stage.die(retired.slot, signal=None, code=0)
+        stage.end(retired.slot)
         stage.make_ready()
-        for slot in [slot for slot in stage.pool.slots.live if slot.retiring]:
-            stage.die(slot, signal=None, code=0)
+        stage.end(*(slot for slot in stage.pool.slots.live if slot.retiring))
         assert {slot.generation for slot in stage.pool.slots.live} == {2}
         assert any(action.generation == 1 for action in of(stage.log, act.EndForkServer))
 
     def test_a_second_reload_kills_the_spare_child_of_the_first_which_may_hang_at_its_start(self) -> None:
         stage = Stage(workers=2).boot()
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        [hanging] = [action.slot for action in of(stage.load(generation=2), act.SpawnChild)]
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        assert [action.slot for action in of(stage.load(generation=3), act.KillChild)] == [hanging]
-        [spare] = [action.slot for action in of(stage.die(hanging, signal=signal.SIGKILL), act.SpawnChild)]
+        [hanging] = [action.slot for action in of(stage.reload(), act.SpawnChild)]
+        assert [action.slot for action in of(stage.reload(3), act.KillChild)] == [hanging]
+        [spare] = [action.slot for action in of(stage.die(hanging, number=signal.SIGKILL), act.SpawnChild)]
         assert spare.generation == 3
         assert stage.pool.boot.failures == 0
         for _ in range(6):
             stage.make_ready()
-            for slot in [slot for slot in stage.pool.slots.live if slot.retiring]:
-                stage.die(slot, signal=None, code=0)
+            stage.end(*(slot for slot in stage.pool.slots.live if slot.retiring))
         assert [slot.generation for slot in stage.pool.slots.live] == [3, 3]
         assert {action.generation for action in of(stage.log, act.EndForkServer)} == {1, 2}
 
-    def test_of_two_reloads_the_later_one_counts_whichever_is_loaded_first(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_of_two_reloads_the_later_one_counts_whichever_is_loaded_first(self, stage: Stage) -> None:
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.tell(*(ev.AppLoaded(generation, Loaded(HANDLERS)) for generation in (3, 2)))
         assert stage.pool.generation == 3
         assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
 
-    def test_a_reload_ends_the_import_of_the_one_before_it(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_reload_ends_the_import_of_the_one_before_it(self, stage: Stage) -> None:
         stage.tell(ev.SignalCame(signal.SIGHUP))
         actions = stage.tell(ev.SignalCame(signal.SIGHUP))
         assert [action.generation for action in of(actions, act.EndForkServer)] == [2]
         assert [action.generation for action in of(actions, act.StartForkServer)] == [3]
         assert (list(stage.pool.servers), stage.pool.boot.failures, stage.pool.reload_error) == ([1, 3], 0, "")
 
-    def test_a_reload_ends_no_import_without_which_nothing_runs_meanwhile(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_reload_ends_no_import_without_which_nothing_runs_meanwhile(self, stage: Stage) -> None:
         stage.tell(ev.ForkServerGone(1))
         stage.after(0.11)
         for _ in range(2):
             stage.tell(ev.SignalCame(signal.SIGHUP))
         assert list(stage.pool.servers) == [2, 4]
 
-    def test_a_generation_is_never_used_twice(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_generation_is_never_used_twice(self, stage: Stage) -> None:
         for _ in range(2):
             stage.tell(ev.SignalCame(signal.SIGHUP))
             [server] = [server for server in stage.pool.servers if server != 1]
             stage.tell(ev.AppFailed(server, "SyntaxError", ""), ev.ForkServerGone(server))
         assert [action.generation for action in of(stage.log, act.StartForkServer)] == [1, 2, 3]
 
-    def test_a_reload_that_failed_is_no_boot_failure_and_lets_the_loop_sleep(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_reload_that_failed_is_no_boot_failure_and_lets_the_loop_sleep(self, stage: Stage) -> None:
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.tell(ev.AppFailed(2, "SyntaxError", ""), ev.ForkServerGone(2))
         assert stage.pool.boot.failures == 0
@@ -1083,27 +1022,22 @@ class TestReload:
         stage.now += 5.0
         assert next_due(stage.pool, stage.now) >= stage.now + 0.5
 
-    def test_children_of_new_code_do_not_wait_for_the_back_off_of_the_old(self) -> None:
-        stage = Stage(workers=1).boot()
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=2)
+    def test_children_of_new_code_do_not_wait_for_the_back_off_of_the_old(self, stage: Stage) -> None:
+        stage.reload()
         [newborn] = [slot for slot in stage.pool.slots.live if slot.generation == 2]
-        stage.die(newborn, signal=None, code=0)
+        stage.end(newborn)
         assert stage.pool.boot.failures == 1
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        assert len(of(stage.load(generation=3), act.SpawnChild)) == 1
+        assert len(of(stage.reload(3), act.SpawnChild)) == 1
         assert stage.pool.boot.failures == 0
 
-    def test_a_busy_child_that_left_as_it_was_told_did_not_crash(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_busy_child_that_left_as_it_was_told_did_not_crash(self, stage: Stage) -> None:
         slot = stage.run()
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=2)
+        stage.reload()
         stage.make_ready()
         assert slot.retiring
         stage.answer(slot)
         stage.pool.notes.clear()
-        stage.die(slot, signal=None, code=0)
+        stage.end(slot)
         assert slot.last_death == ""
         assert not [note for note in stage.pool.notes if note.event == "a child died"]
 
@@ -1148,11 +1082,9 @@ class TestReload:
             stage.load(generation=3)
             assert stage.pool.reload_error == "", how
 
-    def test_a_reload_that_failed_is_told_though_the_one_before_it_is_not_through(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_reload_that_failed_is_told_though_the_one_before_it_is_not_through(self, stage: Stage) -> None:
         stage.run()
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=2)
+        stage.reload()
         stage.tell(ev.SignalCame(signal.SIGHUP), ev.AppFailed(3, "SyntaxError", ""))
         with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
             Publisher(board).publish(stage.pool, stage.now, stage.now, stage.now)
@@ -1185,7 +1117,7 @@ class TestReload:
         stage.tell(event)
         stage.make_ready()
         if old.retiring:
-            stage.die(old, signal=None, code=0)
+            stage.end(old)
         with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
             shown = []
             for now in (stage.now, stage.now + 0.9, stage.now + 1.1):
@@ -1193,11 +1125,9 @@ class TestReload:
                 shown.append(board.header.read().reloading)
         assert (reload_under_way(stage.pool), shown) == ("", [1, 1, 0])
 
-    def test_a_reload_that_a_later_one_has_overtaken_may_fail(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_reload_that_a_later_one_has_overtaken_may_fail(self, stage: Stage) -> None:
         for _ in range(2):
-            stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=3)
+            stage.reload(3)
         stage.tell(ev.AppFailed(2, "SyntaxError", ""))
         assert stage.pool.reload_error == ""
 
@@ -1208,8 +1138,7 @@ class TestReload:
 
     def test_code_that_the_backend_cannot_serve_leaves_the_old_children_alone(self) -> None:
         stage = Stage(workers=2).boot()
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        actions = stage.load(generation=2, handlers=[HandlerInfo("transfer", ack_in_transaction=True)])
+        actions = stage.reload(handlers=[HandlerInfo("transfer", ack_in_transaction=True)])
         assert [action.generation for action in of(actions, act.EndForkServer)] == [2]
         assert len(stage.idle) == 2
         assert not stage.pool.is_stopping
@@ -1225,8 +1154,7 @@ class TestReload:
     def test_a_child_that_does_not_leave_when_it_was_told_is_killed_once_and_its_death_is_no_crash(self) -> None:
         stage = Stage(workers=1).boot()
         slot = stage.run()
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.load(generation=2)
+        stage.reload()
         stage.make_ready()
         assert reload_under_way(stage.pool) == "a reload is under way: 1 of the old code's children are not gone yet"
         assert not of(stage.after(9.0), act.KillChild), "it is busy, and is left alone"
@@ -1236,7 +1164,7 @@ class TestReload:
         assert not of(stage.after(UNDEAD_AFTER_S / 2 - 0.2), act.KillChild)
         assert of(stage.after(0.3), act.KillChild)
         assert not of(stage.after(0.1), act.KillChild)
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         assert slot.last_death == ""
         assert reload_under_way(stage.pool) == ""
         assert "a child that was told to leave has not left; it is killed" in {n.event for n in stage.pool.notes}
@@ -1249,8 +1177,7 @@ class TestReload:
         stage.tell(ev.SignalCame(signal.SIGHUP))
         assert reload_under_way(stage.pool) == "a reload is under way: the new code is being imported"
 
-    def test_more_and_fewer_children(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_more_and_fewer_children(self, stage: Stage) -> None:
         assert len(of(stage.tell(ev.SignalCame(signal.SIGTTIN)), act.SpawnChild)) == 1
         stage.make_ready()
         assert len(of(stage.tell(ev.SignalCame(signal.SIGTTOU)), act.RetireChild)) == 1
@@ -1262,23 +1189,20 @@ class TestReload:
             {"signal": "SIGTTOU", "workers": 1},
         ]
 
-    def test_quit_asks_for_stacks(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_quit_asks_for_stacks(self, stage: Stage) -> None:
         assert of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.AnswerStack) == [act.AnswerStack(stage.idle[0], None)]
 
 
 class TestBrokenChannels:
-    def test_a_closed_channel_is_no_death_but_ends_in_a_kill(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_a_closed_channel_is_no_death_but_ends_in_a_kill(self, stage: Stage) -> None:
         slot = stage.run()
         stage.tell(ev.ChildBroken(slot.child, "closed", closed=True))
         assert not of(stage.after(0.1), act.KillChild)
         assert len(of(stage.after(0.5), act.KillChild)) == 1
-        stage.die(slot, signal=signal.SIGKILL)
+        stage.die(slot, number=signal.SIGKILL)
         stage.verdict(Forfeit)
 
-    def test_rubbish_is_killed_at_once(self) -> None:
-        stage = Stage(workers=1).boot()
+    def test_rubbish_is_killed_at_once(self, stage: Stage) -> None:
         stage.lease("report")
         stage.now += 0.02
         assert len(of(stage.tell(ev.ChildBroken(stage.busy[0].child, "rubbish", closed=False)), act.KillChild)) == 1

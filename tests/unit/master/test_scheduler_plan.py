@@ -39,8 +39,7 @@ def begun(**settings: object) -> Stage:
 def reloaded(**settings: object) -> Stage:
     """With one of pid 77, and one of pid 78 that has the app of a reload, and is not ready yet."""
     stage = begun(**settings)
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    assert of(stage.load(2), StartScheduler) == [StartScheduler(may_be_empty=True)]
+    assert of(stage.reload(), StartScheduler) == [StartScheduler(may_be_empty=True)]
     stage.tell(SchedulerStarted(78))
     return stage
 
@@ -146,8 +145,7 @@ def test_a_reload_to_refused_schedules_leaves_the_old_one_until_the_next_reload(
     assert signals(stage.log) == []
     assert "the schedules are refused; the scheduler that runs goes on" in notes(stage)
     assert stage.pool.schedulers.problem == ("the new schedules are refused, the old ones go on: two jobs of one name")
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    assert starts(stage.load(3)) == 1
+    assert starts(stage.reload(3)) == 1
     stage.tell(SchedulerStarted(79))
     assert signals(stage.tell(SchedulerReady(79))) == [(77, signal.SIGTERM)]
     assert stage.pool.schedulers.problem == ""
@@ -184,8 +182,7 @@ def test_a_second_one_that_does_not_get_ready_is_killed_and_tried_again() -> Non
 
 def test_two_reloads_at_once_make_one_after_the_other() -> None:
     stage = reloaded()
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    assert starts(stage.load(3)) == 0, "the second one comes first"
+    assert starts(stage.reload(3)) == 0, "the second one comes first"
     actions = stage.tell(SchedulerReady(78))
     assert (starts(actions), signals(actions)) == (1, [(77, signal.SIGTERM)])
     stage.tell(SchedulerStarted(79))
@@ -199,8 +196,7 @@ def test_a_reload_does_not_wait_for_a_back_off() -> None:
         stage.after(MAX_SCHEDULER_PAUSE_S)
         stage.tell(SchedulerStarted(77))
     died(stage)
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    assert starts(stage.load(2)) == 1
+    assert starts(stage.reload()) == 1
 
 
 def test_schedules_that_are_refused_at_the_first_start_end_the_pool() -> None:
@@ -253,8 +249,7 @@ def test_one_that_does_not_end_when_it_is_replaced_is_killed_unless_it_runs_a_jo
 def test_a_stop_ends_it_and_waits_for_its_end(second: bool) -> None:
     stage = begun(stop_grace=5.0)
     assert signals(stage.tell(ev.SignalCame(signal.SIGTERM))) == [(77, signal.SIGTERM)]
-    for slot in list(stage.pool.slots.live):
-        stage.die(slot, signal=None, code=0)
+    stage.end(*stage.pool.slots.live)
     assert not stage.pool.finished
     killed = stage.after(1.0 if second else 5.0)
     if second:
@@ -267,8 +262,7 @@ def test_a_stop_ends_it_and_waits_for_its_end(second: bool) -> None:
 def test_a_stop_in_the_middle_of_a_reload_ends_both() -> None:
     stage = reloaded()
     assert signals(stage.tell(ev.SignalCame(signal.SIGTERM))) == [(77, signal.SIGTERM), (78, signal.SIGTERM)]
-    for slot in list(stage.pool.slots.live):
-        stage.die(slot, signal=None, code=0)
+    stage.end(*stage.pool.slots.live)
     died(stage, 0)
     assert not stage.pool.finished
     died(stage, 0, 78)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from stage import Stage
@@ -29,6 +28,16 @@ URL = HandlerInfo("url")
 SHELL = HandlerInfo("shell", queues=["default"], built_in=True)  # allowed: in a queue that only its producers know
 
 
+def of_app(can: Capabilities = Capabilities(), **settings: Any) -> Stage:  # noqa: B008 - a value
+    """A pool without the setting, whose app is loaded."""
+    stage = Stage(queues=(), **settings)
+    assert stage.pool.queues == {}
+    stage.pool.can = can
+    stage.tell()
+    stage.load(handlers=[REPORT])
+    return stage
+
+
 def test_handlers_name_the_queues() -> None:
     for handlers, queues in [
         ([REPORT], ("reports",)),
@@ -41,14 +50,10 @@ def test_handlers_name_the_queues() -> None:
 
 
 def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_to_it() -> None:
-    stage = Stage(queues=())
-    assert stage.pool.queues == {}
-    stage.tell()
-    stage.load(handlers=[REPORT])
+    stage = of_app()
     assert stage.pool.queues == {"reports": 1.0}
     assert stage.pool.app_came
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    stage.load(generation=2, handlers=[MAIL])
+    stage.reload(handlers=[MAIL])
     assert list(stage.pool.queues) == ["reports", "default", "mails"], "jobs of the old code may wait in its queue"
     assert [note.fields["queues"] for note in stage.pool.notes if "more queues" in note.event] == [["default", "mails"]]
 
@@ -56,23 +61,15 @@ def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_
 def test_each_queue_has_a_counter_of_what_was_fetched_before_anything_was() -> None:
     stage = Stage(queues=(("big", 3.0),)).boot()
     stage.pool.metrics.fetched("big", 2)
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    stage.load(generation=2, handlers=[REPORT])
-    app = Stage(queues=())
-    app.tell()
-    app.load(handlers=[REPORT])
-    for pool, values in ((stage.pool, {("big",): 2}), (app.pool, {("reports",): 0})):
+    stage.reload(handlers=[REPORT])
+    for pool, values in ((stage.pool, {("big",): 2}), (of_app().pool, {("reports",): 0})):
         [fetched] = [one for one in pool.metrics.snapshot().samples if one.metric is FETCHED]
         assert fetched.values == values
 
 
 def test_where_queues_must_exist_a_reload_adds_none() -> None:
-    stage = Stage(queues=())
-    stage.pool.can = Capabilities(makes_queues=False)
-    stage.tell()
-    stage.load(handlers=[REPORT])
-    stage.tell(ev.SignalCame(signal.SIGHUP))
-    stage.load(generation=2, handlers=[REPORT, MAIL])
+    stage = of_app(Capabilities(makes_queues=False))
+    stage.reload(handlers=[REPORT, MAIL])
     assert stage.pool.queues == {"reports": 1.0}
     [note] = [note for note in stage.pool.notes if note.event == "new queues of the app are not served yet"]
     assert note.fields["queues"] == ["default", "mails"]
@@ -105,9 +102,7 @@ def test_what_nothing_serves_is_said_once() -> None:
 
 def test_queues_that_were_counted_before_the_app_came_are_not_the_pools() -> None:
     """Nor does a pool stop at counts that a child has yet to be ready for: its import may fail."""
-    stage = Stage(queues=(), until_empty=True)
-    stage.tell()
-    stage.load(handlers=[REPORT])
+    stage = of_app(until_empty=True)
     stage.tell(ev.Counted({"reports": QueueStats()}))
     assert not stage.pool.is_stopping, "no child is ready"
     stage.make_ready()
@@ -124,7 +119,7 @@ def test_children_that_cannot_import_the_app_end_a_pool_that_stops_by_itself() -
         stage.after(60.0)
         [slot] = stage.pool.slots.live
         stage.tell(ev.ChildSpawned(slot.child, 1000 + slot.child), ev.ChildBootFailed(slot.child, "no module 'numpy'"))
-        stage.die(slot, signal=None, code=69)
+        stage.die(slot, number=None, code=69)
     stage.tell(ev.Counted({"reports": QueueStats()}))
     assert stage.pool.is_stopping
     assert "no module 'numpy'" in stage.pool.fatal

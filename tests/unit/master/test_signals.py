@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -19,28 +20,30 @@ from jobpool.master.inbox import Signals
 STORM = 2_000
 
 
-def test_a_storm_that_nobody_has_read_yet_does_not_swallow_the_signal_behind_it() -> None:
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    """Installed; the handlers before them come back."""
+    before = signal.getsignal(signal.SIGHUP)
     signals = Signals()
     signals.install()
-    try:
-        for _ in range(STORM):
-            os.kill(os.getpid(), signal.SIGTTOU)
-        os.kill(os.getpid(), signal.SIGTTIN)
-        came = [event.number for event in signals.read() if isinstance(event, SignalCame)]
-    finally:
-        signals.close()
+    assert signal.getsignal(signal.SIGHUP) is not before
+    yield signals
+    signals.close()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_storm_that_nobody_has_read_yet_does_not_swallow_the_signal_behind_it(signals: Signals) -> None:
+    for _ in range(STORM):
+        os.kill(os.getpid(), signal.SIGTTOU)
+    os.kill(os.getpid(), signal.SIGTTIN)
+    came = [event.number for event in signals.read() if isinstance(event, SignalCame)]
     assert came == [signal.SIGTTOU] * STORM + [signal.SIGTTIN]
 
 
-def test_signals_that_are_sent_by_accident_do_nothing_and_are_not_heard() -> None:
-    signals = Signals()
-    signals.install()
-    try:
-        for number in ACCIDENTAL_SIGNALS:
-            os.kill(os.getpid(), number)
-        assert signals.read() == []
-    finally:
-        signals.close()
+def test_signals_that_are_sent_by_accident_do_nothing_and_are_not_heard(signals: Signals) -> None:
+    for number in ACCIDENTAL_SIGNALS:
+        os.kill(os.getpid(), number)
+    assert signals.read() == []
     assert {signal.SIGUSR1, signal.SIGPWR, signal.SIGXCPU, signal.SIGRTMIN} < ACCIDENTAL_SIGNALS
     assert not ACCIDENTAL_SIGNALS & {signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM, signal.SIGPIPE, signal.SIGTSTP}
 
@@ -57,15 +60,6 @@ def test_a_handler_of_the_programs_own_for_a_signal_that_means_nothing_here_is_l
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert heard == [signal.SIGUSR2] * 2
-
-
-def test_the_old_handlers_come_back() -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    signals = Signals()
-    signals.install()
-    assert signal.getsignal(signal.SIGHUP) is not before
-    signals.close()
-    assert signal.getsignal(signal.SIGHUP) is before
 
 
 def test_an_early_signal_whose_exception_was_ignored_ends_the_next_call_or_is_passed_on(

@@ -15,6 +15,14 @@ def a_delivery(nonce: int, timeout: float = 5.0) -> Delivery:
     return Delivery(JobLease("id", "q", b"{}", 1, "o", 100.0, "memory"), nonce, timeout, "report", 0.0)
 
 
+def busy(*deliveries: Delivery) -> Slot:
+    """A child that was handed these, one after the other, at 10 s."""
+    slot = Slot(0, state=SlotState.IDLE)
+    for delivery in deliveries:
+        slot.add_deliveries([delivery], 10.0)
+    return slot
+
+
 @pytest.mark.parametrize(
     ("here", "there"), list(itertools.product(SlotState, SlotState)), ids=lambda state: state.value
 )
@@ -50,31 +58,18 @@ def test_a_child_that_the_table_does_not_know_is_somebody_elses() -> None:
 
 
 def test_the_clock_of_the_next_attempt_starts_when_the_one_before_was_answered() -> None:
-    slot = Slot(0, state=SlotState.IDLE)
-    slot.add_deliveries([a_delivery(1, timeout=5.0)], 10.0)
-    slot.add_deliveries([a_delivery(2, timeout=7.0)], 10.0)
+    slot = busy(a_delivery(1, timeout=5.0), a_delivery(2, timeout=7.0))
     assert slot.deadline() == 15.0
     slot.finished(1, 14.0)
     assert slot.deadline() == 21.0
 
 
-def test_an_answer_to_another_attempt_changes_nothing() -> None:
-    slot = Slot(0, state=SlotState.IDLE)
-    slot.add_deliveries([a_delivery(1)], 10.0)
-    assert slot.finished(2, 11.0) is None
-    assert [d.nonce for d in slot.deliveries] == [1]
-
-
 def test_an_unlimited_attempt_has_no_deadline() -> None:
-    slot = Slot(0, state=SlotState.IDLE)
-    slot.add_deliveries([a_delivery(1, timeout=0.0)], 10.0)
-    assert slot.deadline() is None
+    assert busy(a_delivery(1, timeout=0.0)).deadline() is None
 
 
 def test_taking_back_keeps_what_the_child_has_read() -> None:
-    slot = Slot(0, state=SlotState.IDLE)
-    for nonce in (1, 2, 3):
-        slot.add_deliveries([a_delivery(nonce)], 10.0)
+    slot = busy(*(a_delivery(nonce) for nonce in (1, 2, 3)))
     assert [d.nonce for d in slot.take_back({2, 3}, 11.0)] == [2, 3]
     assert [d.nonce for d in slot.deliveries] == [1]
     assert slot.state is SlotState.BUSY

@@ -56,12 +56,11 @@ def written(log: io.StringIO, pool: Pool) -> list[str]:
     return [json.loads(line)["handler"] for line in log.getvalue().splitlines()]
 
 
-def test_each_job_that_ends_has_a_line_if_each_is_asked_for(log: io.StringIO) -> None:
-    assert told(log, SUCCEEDED, NAMES * 2, "debug") == NAMES * 2
-
-
-def test_each_job_that_is_given_up_has_a_line_if_each_is_asked_for(log: io.StringIO) -> None:
-    assert told(log, FAILED, ["h0"] * 20, "debug") == ["h0"] * 20
+@pytest.mark.parametrize(("kind", "names"), [(SUCCEEDED, NAMES * 2), (FAILED, ["h0"] * 20)])
+def test_each_job_that_ends_has_a_line_if_each_is_asked_for(
+    log: io.StringIO, kind: ResultKind, names: list[str]
+) -> None:
+    assert told(log, kind, names, "debug") == names
 
 
 def test_snoozes_are_told_and_thinned(log: io.StringIO) -> None:

@@ -268,8 +268,7 @@ def test_a_refusal_in_an_outage_is_told_too_for_it_wants_another_mend() -> None:
     assert said(stage) == [SILENT, REFUSED, AGAIN]
 
 
-def test_a_broker_that_refuses_to_write_makes_the_pool_unready_at_once_and_a_silent_one_later() -> None:
-    stage = Stage(workers=1).boot()
+def test_a_broker_that_refuses_to_write_makes_the_pool_unready_at_once_and_a_silent_one_later(stage: Stage) -> None:
     with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
         publisher = Publisher(board, broker_interval=2.0)
         for refusals, is_ready, why in [

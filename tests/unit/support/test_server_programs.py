@@ -16,7 +16,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from support.servers import (
-    PostgresServer,
     RedisServer,
     ServerFailed,
     fresh_name,
@@ -27,7 +26,6 @@ from support.servers import (
 from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-START = 1_800_000_000_000_000
 
 
 @pytest.fixture
@@ -42,20 +40,9 @@ def turned(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
-        yield server
-
-
 def client(server: RedisServer) -> redis.Redis:
     """Gives up at once: a test wants to see the failure."""
     return redis.Redis.from_url(server.url, socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
-
-
-def micros(connection: redis.Redis) -> int:
-    seconds, fraction = connection.time()
-    return int(seconds) * 1_000_000 + int(fraction)
 
 
 def test_a_port_that_is_taken_is_not_insisted_on(

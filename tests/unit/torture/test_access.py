@@ -23,7 +23,6 @@ Ask = Callable[[], Any]
 class OnRedis:
     ways = tuple(RedisUser.denials)
     errors = RedisError
-    deletes = ("ACL", "DELUSER")
 
     def __init__(self) -> None:
         self.server = shared_redis()
@@ -32,9 +31,6 @@ class OnRedis:
 
     def make_weak(self) -> None:
         self.order("ACL", "SETUSER", "weak", "on", ">weak", "~*", "+@all", "-@admin")
-
-    def end_weak(self) -> None:
-        self.order("ACL", "DELUSER", "weak")
 
     def order(self, *words: str) -> Any:
         with Redis(host=self.server.host, port=self.server.port) as client:
@@ -66,9 +62,6 @@ class OnPostgres:
 
     def make_weak(self) -> None:
         self.order("CREATE ROLE weak LOGIN PASSWORD 'weak'")
-
-    def end_weak(self) -> None:
-        self.order("DROP ROLE weak")
 
     def order(self, sql: str) -> list[tuple[Any, ...]]:
         where = f"postgresql://postgres@{self.server.host}:{self.server.port}/postgres"
@@ -171,7 +164,7 @@ def test_who_may_make_no_other_has_none_and_leaves_none(server: Server) -> None:
         assert said.startswith("the URL's user can make no other: ")
         assert server.users() == before
     finally:
-        server.end_weak()
+        server.forget("weak")
 
 
 def test_where_it_cannot_be_had_it_says_why() -> None:

@@ -60,9 +60,14 @@ def items(*at: float, **options: Any) -> list[Item]:
     ]
 
 
-def produce(broker: LosesAnswers, chosen: list[Item], ledger: Path) -> Producer:
+def started(broker: LosesAnswers | QueueBackend, chosen: list[Item], ledger: Path) -> Producer:
     made = Producer(lambda: cast(QueueBackend, broker), QUEUE, "ab12", ledger)
     made.start(chosen)
+    return made
+
+
+def produce(broker: LosesAnswers, chosen: list[Item], ledger: Path) -> Producer:
+    made = started(broker, chosen, ledger)
     wait_until(lambda: not made.is_busy, LIMIT, "all is enqueued")
     assert made.finish(0.0)
     return made
@@ -99,8 +104,7 @@ def test_what_is_too_big_for_the_broker_is_halved_until_it_is_taken(backend: Que
 def test_a_broker_that_takes_nothing_at_all_ends_the_producer(backend: QueueBackend, tmp_path: Path) -> None:
     broker = TakesLittle(backend, 0, backend.capabilities)
     broker.most = 10
-    made = Producer(lambda: cast(QueueBackend, broker), QUEUE, "ab12", tmp_path / "ledger")
-    made.start([big(100_000)])
+    made = started(broker, [big(100_000)], tmp_path / "ledger")
     wait_until(lambda: not made.is_busy, LIMIT, "it has given up")
     assert isinstance(made.error, InvalidJob)
 
@@ -137,8 +141,7 @@ def test_what_is_not_due_is_left_at_a_finish_and_what_was_tried_is_answered(
     backend: QueueBackend, tmp_path: Path
 ) -> None:
     broker = LosesAnswers(backend, 5, backend.capabilities)
-    made = Producer(lambda: cast(QueueBackend, broker), QUEUE, "ab12", tmp_path / "ledger")
-    made.start(items(0.0, 3600.0))
+    made = started(broker, items(0.0, 3600.0), tmp_path / "ledger")
     wait_until(lambda: bool(broker.sizes), LIMIT, "the first is tried")
     assert made.finish(LIMIT)
     assert events(tmp_path / "ledger")[-1][:2] == ("enq", "ab12-000000")
@@ -159,8 +162,7 @@ def test_what_ends_the_thread_is_kept_and_nothing_was_answered(tmp_path: Path) -
 
 def test_after_an_abort_nothing_is_tried_again(backend: QueueBackend, tmp_path: Path) -> None:
     broker = LosesAnswers(backend, 1_000_000, backend.capabilities)
-    made = Producer(lambda: cast(QueueBackend, broker), QUEUE, "ab12", tmp_path / "ledger")
-    made.start(items(0.0, 3600.0))
+    made = started(broker, items(0.0, 3600.0), tmp_path / "ledger")
     wait_until(lambda: bool(broker.sizes), LIMIT, "the first is tried")
     assert made.is_busy
     made.abort()
@@ -183,8 +185,7 @@ def test_a_job_is_cancelled_at_its_time_and_the_answer_written(backend: QueueBac
 
 def test_one_that_runs_is_asked_for_until_its_pool_has_answered(backend: QueueBackend, tmp_path: Path) -> None:
     [chosen] = items(0.0)
-    made = Producer(lambda: backend, QUEUE, "ab12", tmp_path / "ledger")
-    made.start([replace(chosen, cancel_after=0.2)])
+    made = started(backend, [replace(chosen, cancel_after=0.2)], tmp_path / "ledger")
     wait_until(lambda: backend.stats(QUEUE).waiting, LIMIT, "it is there")
     lease = backend.fetch(QUEUE)
     wait_until(lambda: list(control.read(backend).cancels) == ["ab12-000000"], LIMIT, "it is asked for")

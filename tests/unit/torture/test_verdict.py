@@ -1,7 +1,8 @@
-"""The end of a run: what is judged arrives in its result, also where a broker lists no live messages."""
+"""The end of a run: what is judged arrives in its result, also where a broker lists no live messages; what is clean."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from msgspec import structs
@@ -97,3 +98,22 @@ def test_a_strangers_dead_letter_is_a_ghost_and_no_job_that_was_lost() -> None:
     result = Result()
     fill_in(result, [], [structs.replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), results={})
     assert result.counts == {"GHOST": [f"{ID}: nobody has enqueued it"]}
+
+
+def test_a_run_that_has_shown_nothing_is_not_clean() -> None:
+    for case, result, doubt in [
+        ("one missed", Result(planned=2, struck=Counter({"child.kill": 1}), missed=1), ""),
+        ("none planned", Result(planned=0), ""),
+        ("all missed", Result(planned=2, missed=2), "none of the 2 faults of the schedule found anything to strike"),
+        ("interrupted before the first", Result(planned=2, interrupted=True), ""),
+        (
+            "a problem",
+            Result(planned=2, struck=Counter({"child.kill": 2}), problems=["'x' has ended with status 127"]),
+            "'x' has ended",
+        ),
+    ]:
+        assert result.doubt.startswith(doubt), case
+        assert bool(result.doubt) is bool(doubt), case
+        assert result.is_clean is not bool(doubt), case
+        assert result.violations == 0, case
+        assert result.to_dict()["doubt"] == result.doubt, case

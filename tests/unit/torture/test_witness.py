@@ -108,8 +108,7 @@ def test_an_empty_fetch_writes_nothing(scene: Scene) -> None:
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "abandon", "release", "forfeit"])
 def test_a_settlement_by_a_single_verb(scene: Scene, verb: str) -> None:
-    scene.backend.enqueue(a_job())
-    lease = scene.backend.fetch(QUEUE)
+    lease = new_lease(scene.backend)
     call = getattr(scene.backend, verb)
     arguments = ("cause",) if verb == "forfeit" else ()
 
@@ -120,8 +119,7 @@ def test_a_settlement_by_a_single_verb(scene: Scene, verb: str) -> None:
 
 
 def test_a_refused_settlement(scene: Scene) -> None:
-    scene.backend.enqueue(a_job())
-    [lease] = scene.backend.fetch_many(QUEUE, limit=1, ttl=5)
+    lease = new_lease(scene.backend, ttl=5)
     scene.clock.advance(5)
 
     assert not scene.backend.ack(lease)
@@ -129,8 +127,7 @@ def test_a_refused_settlement(scene: Scene) -> None:
 
 
 def test_a_move_says_what_it_adds(scene: Scene) -> None:
-    scene.backend.enqueue(a_job())
-    [lease] = scene.backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(scene.backend)
     scene.backend.settle_many([(lease, Move("large", attempts=1))])
 
     line = scene.last()
@@ -172,10 +169,7 @@ def test_a_lost_lease(scene: Scene) -> None:
 
 
 def test_renewals_write_nothing(scene: Scene) -> None:
-    scene.backend.enqueue(a_job())
-    [lease] = scene.backend.fetch_many(QUEUE, limit=1, ttl=5)
-    scene.backend.renew(lease, 5)
-
+    scene.backend.renew(new_lease(scene.backend, ttl=5), 5)
     assert len(scene.events()) == 1
 
 
