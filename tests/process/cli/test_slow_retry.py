@@ -38,8 +38,7 @@ def test_it_shows_its_progress_and_ctrl_c_says_how_far_it_came(shell: Shell, bro
     counts = broker.stats("default")
     assert (counts.waiting, counts.dead) == (done, LETTERS - done)
 
-    rest = shell.call("dead", "retry", "reason:timeout", "--yes")
-    assert rest.stdout == f"{LETTERS - done} messages retried\n"
+    assert shell.call("dead", "retry", "reason:timeout", "--yes").stdout == f"{LETTERS - done} messages retried\n"
     assert broker.stats("default").dead == 0
 
 

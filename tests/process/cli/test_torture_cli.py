@@ -40,16 +40,7 @@ def schedule(tmp_path: Path) -> Path:
 
 def tortured(shell: Shell, *words: str, **environment: str) -> tuple[dict[str, Any], int]:
     """The document, and the exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "jobpool.cli.main", "torture", "--json", *words],
-        cwd=shell.directory,
-        env=shell.environment | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    done = shell.run("torture", "--json", *words, **environment)
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode
 

@@ -48,10 +48,12 @@ def modules_as_before(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def jobpool() -> Jobpool:
-    """Call the command line in this process: `jobpool("stats", "--json")`."""
+    """Call the command line in this process: `jobpool("stats", "--json")`. `code`: with which it must exit."""
 
-    def call(*words: str, input: str | None = None) -> Result:
-        return CliRunner().invoke(cli, list(words), input=input)
+    def call(*words: str, input: str | None = None, code: int | None = None) -> Result:
+        result = CliRunner().invoke(cli, list(words), input=input)
+        assert code in (None, result.exit_code), result.output
+        return result
 
     return call
 
@@ -62,8 +64,7 @@ def ask(jobpool: Jobpool, configuration: str, tmp_path: Path) -> Jobpool:
     (tmp_path / "jobpool.toml").write_text(configuration)
 
     def call(*words: str, code: int = 0) -> Result:
-        result = jobpool(*words)
-        assert result.exit_code == code, result.output
+        result = jobpool(*words, code=code)
         assert "Traceback" not in result.output
         assert "unexpected" not in result.stderr
         return result

@@ -141,9 +141,8 @@ from jobpool.errors import ConfigurationError
 )
 def test_one_sentence_and_the_exit_code(jobpool: Jobpool, words: list[str], code: int, sentence: str) -> None:
     if words[:1] in (["stats"], ["inspect"], ["edit"]):
-        assert jobpool("init", "--broker-only").exit_code == 0
-    result = jobpool(*words)
-    assert result.exit_code == code, result.stderr
+        jobpool("init", "--broker-only", code=0)
+    result = jobpool(*words, code=code)
     assert sentence in result.stderr
     assert "Traceback" not in result.output
     assert len(result.stderr.splitlines()) <= 2
@@ -157,9 +156,7 @@ def test_a_table_that_is_not_read_is_an_error_with_its_mend(jobpool: Jobpool, tm
         ("pyproject.toml", "jobpool", "write [tool.jobpool]"),
     ):
         (tmp_path / name).write_text(f"[{heading}]\nworkers = 2\n")
-        result = jobpool("stats")
-        assert result.exit_code == 2
-        assert f"{name} has a table [{heading}], which is not read: {mend}" in result.stderr
+        assert f"{name} has a table [{heading}], which is not read: {mend}" in jobpool("stats", code=2).stderr
         (tmp_path / name).unlink()
 
 
@@ -174,18 +171,14 @@ def test_a_line_that_is_no_job(jobpool: Jobpool) -> None:
         ),
         ("\xff", "line 1 is not a JSON value: "),
     ]:
-        result = jobpool("enqueue", "--file", "-", input=line)
-        assert result.exit_code == 2, line
-        assert sentence in result.stderr, line
+        assert sentence in jobpool("enqueue", "--file", "-", input=line, code=2).stderr, line
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
 def test_a_database_that_is_not_writable(jobpool: Jobpool, tmp_path: Path) -> None:
     open_backend(f"sqlite:///{tmp_path}/jobpool.db").close()
     (tmp_path / "jobpool.db").chmod(0o400)
-    result = jobpool("enqueue", "a")
-    assert result.exit_code == 1
-    assert "read-only" in result.stderr
+    assert "read-only" in jobpool("enqueue", "a", code=1).stderr
 
 
 def test_a_probe_looks_for_pools_although_the_configuration_file_is_broken_by_now(
@@ -194,9 +187,7 @@ def test_a_probe_looks_for_pools_although_the_configuration_file_is_broken_by_no
     monkeypatch.delenv("JOBPOOL_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     Path("jobpool.toml").write_text("broken [\n")
-    result = jobpool("health")
-    assert result.exit_code == 3, result.stderr
-    assert f"as far as {tmp_path}/jobpool tells" in result.stderr
+    assert f"as far as {tmp_path}/jobpool tells" in jobpool("health", code=3).stderr
 
 
 def test_a_traceback_only_when_asked_for(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +224,4 @@ def test_a_module_in_src_is_told_how_to_be_found(tmp_path: Path) -> None:
 
 def test_an_empty_signing_key_is_not_mended_by_no_check(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "")
-    result = jobpool("enqueue", "report")
-    assert result.exit_code == 2
-    assert "--no-check" not in result.stderr
+    assert "--no-check" not in jobpool("enqueue", "report", code=2).stderr

@@ -47,10 +47,10 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def hostile(jobpool: Jobpool, broker: QueueBackend, tmp_path: Path) -> str:
     """The id of a dead letter that is hostile in each of its texts, written around the checks of a producer."""
-    assert jobpool("enqueue", "report", "-Q", "reports", "--", json.dumps({"text": HOSTILE})).exit_code == 0
+    jobpool("enqueue", "report", "-Q", "reports", "--", json.dumps({"text": HOSTILE}), code=0)
     [lease] = broker.fetch_many("reports", limit=1)
     broker.abandon(lease, "failed", f"Traceback:\n  deep\nValueError: {HOSTILE}")
-    assert jobpool("message", "post", "reports", json.dumps(HOSTILE)).exit_code == 0
+    jobpool("message", "post", "reports", json.dumps(HOSTILE), code=0)
     with sqlite3.connect(tmp_path / "jobpool.db") as connection:
         connection.execute("UPDATE messages SET handler = ?, reason = ? WHERE state = 3", (HOSTILE, HOSTILE))
     connection.close()
@@ -63,8 +63,7 @@ def hostile(jobpool: Jobpool, broker: QueueBackend, tmp_path: Path) -> str:
 )
 def test_no_verb_passes_on_what_steers(jobpool: Jobpool, hostile: str, words: list[str], json_: bool) -> None:
     words = [hostile if word == "ID" else word for word in words]
-    result = jobpool(*words, *(["--json"] if json_ else []))
-    assert result.exit_code == 0, result.stderr
+    result = jobpool(*words, *(["--json"] if json_ else []), code=0)
     assert is_safe(result.stdout), result.stdout
     if json_:
         json.loads(result.stdout)
@@ -97,8 +96,7 @@ def test_a_history_is_safe(jobpool: Jobpool, tmp_path: Path, words: list[str]) -
     attempt = AttemptRow("x", HOSTILE, "id1", 1, HOSTILE, {"n": HOSTILE}, "acked", start=1e9, duration=2.0)
     row = {**row_of(attempt, Masker()), "error": HOSTILE, "output": HOSTILE}
     HistoryFile(tmp_path / "h", 9).append([("x", encode(row))])
-    result = jobpool("history", "x", f"--history=file:{tmp_path}/h", *words)
-    assert result.exit_code == 0, result.stderr
+    result = jobpool("history", "x", f"--history=file:{tmp_path}/h", *words, code=0)
     assert is_safe(result.stdout), result.stdout
 
 

@@ -134,8 +134,7 @@ def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
     monkeypatch.setattr(entry_point, "run_once", fails)
     monkeypatch.setattr(entry_point, "find_shorter", disk_is_full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    answer = jobpool("torture", "-b", "sqlite:///q.db", "--shrink")
-    assert answer.exit_code == 1
+    answer = jobpool("torture", "-b", "sqlite:///q.db", "--shrink", code=1)
     assert "shrink02: No space left on device\n" in answer.output
     assert "LOST: job-17\n" in answer.output
     assert f"{SHORTEST}\n" in answer.output.partition("the shortest schedule that failed too: ")[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from support.tables import row
 from support.tiers import examples
 
-from jobpool.broker.opening import default_signer
-from jobpool.errors import BadSignature, ConfigurationError, MalformedEnvelope
+from jobpool.errors import BadSignature, MalformedEnvelope
 from jobpool.message.batches import BatchStatus, with_end
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, decode, decode_again, encode, sign_again, verify
@@ -23,7 +21,6 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import LeaseInspector
-from jobpool.settings import load
 
 SIGNER = EnvelopeSigner("secret-key")
 QUEUE = "reports"
@@ -284,46 +281,6 @@ def test_a_body_without_a_signature_is_refused_as_soon_as_there_is_a_key() -> No
     assert accepted(unsigned, EnvelopeSigner()) is not None
     assert accepted(unsigned) is None
     assert accepted(dumped(WIRE | {"job": "other", "_sig": None}), EnvelopeSigner()) is not None
-
-
-def test_an_empty_key_is_refused_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for variable in ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY"):
-        for written, told in (
-            ("", f"{variable}: a signing key must not be empty"),
-            ("[]", "list of signing keys is empty"),
-            ('["good", ""]', "a signing key must not be empty"),
-            ("[1]", "a signing key must be a text in quotes"),
-            ('[["x"]]', "a signing key must be a text in quotes"),
-        ):
-            with row(variable, written), monkeypatch.context() as patch:
-                patch.delenv("JOBPOOL_SIGNING_KEY", raising=False)
-                patch.setenv(variable, written)
-                with pytest.raises(ConfigurationError, match=told):
-                    load()
-                with pytest.raises(ConfigurationError, match=r"empty|text"):
-                    default_signer(None)
-
-
-def test_a_file_without_a_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "not a fallback")
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", "keys")
-    for text in ("", "\n", " \n\t\n"):
-        Path("keys").write_text(text)
-        for read in (load().signing_keys, default_signer):
-            with row(text), pytest.raises(ConfigurationError, match="holds no key: write one a line"):
-                read()
-
-
-def test_a_file_of_keys_without_a_name_is_refused_and_not_signing_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", "")
-    for read in (load, default_signer):
-        with pytest.raises(ConfigurationError, match="JOBPOOL_SIGNING_KEY_FILE must not be empty"):
-            read()
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------
