@@ -1,18 +1,20 @@
-"""The cook-book's programs for the built-in handlers that stay on the machine: typed as its page says.
+"""The cook-book's programs for the built-in handlers and for cron: typed as its page says.
 
-All of them are served by one pool, which has the flags of all the pools on the page.
+Those that stay on the machine are served by one pool, which has the flags of all the pools on the page.
 """
 
 from __future__ import annotations
 
 import gzip
+import hmac
 import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
-from support.pages import DOCS, page, run
+from support.pages import DOCS, page, run, section
+from support.webserver import WebServer, answer
 
 PAGE = page("cookbook")
 APPS = ("ledger", "texts", "compress", "orders")
@@ -69,3 +71,51 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
     rows = [json.loads(line) for path in kept.parent.glob("history*") for line in path.read_text().splitlines()]
     counted = next(row for row in rows if row["name"] == "callable")
     assert json.loads(counted["output"]) == {"a": 3, "rose": 3}
+
+
+def test_what_the_page_says_to_type_sums_up_the_day_before_the_night(tmp_path: Path) -> None:
+    shutil.copy(DOCS / "cookbook" / "nightly.py", tmp_path)
+    (tmp_path / "sales.csv").write_text("day,amount\n2026-05-31,19.99\n2026-06-01,5.00\n2026-05-31,0.01\n")
+    coming, trial, pool = map(
+        shlex.split, re.findall(r"^\$ (.*)$", section(PAGE, "Run something every night"), re.MULTILINE)
+    )
+    assert len(run(tmp_path, *coming).stdout.splitlines()) == 4
+    assert re.search(r"sum-up +2026-06-01T00:30:00Z +fired", run(tmp_path, *trial).stdout)
+    told = run(tmp_path, *pool, "--workers", "1", "--until-empty", "--fail-on-dead").stderr
+    assert "WARNING" not in told, told
+    assert (tmp_path / "reports" / "2026-05-31.txt").read_text() == "20.00\n"
+
+
+def test_subscribers_are_called_with_signed_bodies_and_no_one_gets_a_call_inward(tmp_path: Path) -> None:
+    with WebServer() as server:
+        server.answers = {"/hook": answer(b"thanks"), "/gone": answer(b"moved away", "410 Gone")}
+        here = f"http://127.0.0.1:{server.port}"
+        urls = {
+            "acme": f"{here}/hook",
+            "closed": f"{here}/gone",
+            "sly": "http://169.254.169.254/latest/meta-data/",
+            "slier": f"http://acme.example@127.0.0.1:{server.port}/hook",
+        }
+        subscribers = {name: {"url": url, "secret": f"secret of {name}"} for name, url in urls.items()}
+        (tmp_path / "subscribers.json").write_text(json.dumps(subscribers))
+
+        shutil.copy(DOCS / "cookbook" / "webhooks.py", tmp_path)
+        announce, pool = (
+            shlex.split(line) for line in re.findall(r"^\$ (.*)$", section(PAGE, "Call a URL"), re.MULTILINE)
+        )
+        run(tmp_path, *announce)
+        run(tmp_path, *pool, "--workers", "1", "--until-empty", "--allowed-url-networks", "127.0.0.0/8")
+
+        calls = {seen.path: seen for seen in server.seen}
+        dead = json.loads(run(tmp_path, "jobpool", "dead", "list", "--json").stdout)
+
+    assert len(server.seen) == len(calls) == 2
+    assert json.loads(calls["/hook"].body) == {"event": "order.paid", "data": {"order": 7}}
+    signature = hmac.new(b"secret of acme", calls["/hook"].body, "sha256").hexdigest()
+    assert calls["/hook"].headers["x-signature"] == f"sha256={signature}"
+    reasons = {letter["name"]: json.dumps(letter) for letter in dead}
+    assert sorted(reasons) == ["webhook-closed", "webhook-slier", "webhook-sly"]
+    assert "answered 410: moved away" in reasons["webhook-closed"]
+    assert "refused (address)" in reasons["webhook-sly"]
+    assert "refused (userinfo)" in reasons["webhook-slier"]
+    assert "secret of" not in "".join(reasons.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pty
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
+from support.logs import same_logs
 from support.poolrig import LIMIT
 
 from jobpool.broker.opening import open_backend
@@ -58,18 +58,9 @@ class Shell:
 
     def call(self, *words: str, code: int | None = None) -> Result:
         """Call a verb in this process, which costs a tenth of a program; one that imports no app."""
-        loggers = [
-            (logger, list(logger.handlers), logger.level, logger.propagate)
-            for logger in map(logging.getLogger, ("jobpool", ""))
-        ]
         environment = dict.fromkeys(os.environ.keys() - self.environment.keys()) | self.environment
-        try:
-            with contextlib.chdir(self.directory):
-                result = CliRunner().invoke(cli, words, env=environment, catch_exceptions=False)
-        finally:
-            for logger, handlers, level, propagate in loggers:
-                logger.handlers[:], logger.propagate = handlers, propagate
-                logger.setLevel(level)
+        with same_logs(), contextlib.chdir(self.directory):
+            result = CliRunner().invoke(cli, words, env=environment, catch_exceptions=False)
         assert code in (None, result.exit_code), result.output
         return result
 

@@ -1,15 +1,17 @@
-"""The benchmarks' tables: well formed, whatever the numbers are. No test looks at a time."""
+"""The benchmarks' tables and arithmetic: well formed, whatever the numbers are. No test looks at a time."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from bench import efficiency, report
+from bench import efficiency, faults, mixed, mixed_jobs, pools, report
 from bench.figures import Figure, Section, Target, median, percentile, ratio
 from bench.plan import Plan
+from bench.rounds import Samples, interleaved, rates
 from rich.console import Console
 
 
@@ -94,3 +96,104 @@ def test_a_tiny_benchmark_makes_a_table_and_json() -> None:
 
 def test_a_median_knows_what_it_was_made_of() -> None:
     assert median("x", "ms", [3.0, 1.0, 2.0]) == Figure("x", 2.0, "ms", 1.0, 3.0, 3)
+
+
+def test_each_round_begins_with_another_contestant_and_samples_keep_their_order() -> None:
+    turns: list[str] = []
+
+    def contest(name: str) -> dict[str, float]:
+        turns.append(name)
+        return {"rate": float(len(turns))}
+
+    samples = interleaved({name: partial(contest, name) for name in "abc"}, 2)
+
+    assert turns == ["a", "b", "c", "b", "c", "a"]
+    assert rates(samples) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]}
+
+
+def test_a_contestant_may_look_at_what_others_have_done() -> None:
+    samples: Samples = {}
+    seen: list[int] = []
+
+    interleaved({"first": dict, "second": lambda: {"seen": seen.append(len(samples["first"]))}}, 1, samples)
+
+    assert seen == [1]
+
+
+def test_a_line_through_points() -> None:
+    for case, points, line in [
+        ("two points are the line", [(0.0, 10.0), (2.0, 40.0)], (10.0, 15.0)),
+        ("so are more on one", [(0.1, 20.0), (0.5, 60.0), (0.9, 100.0)], (10.0, 100.0)),
+    ]:
+        assert pools.fitted(points) == pytest.approx(line), case
+
+
+def test_a_line_errs_by_shares_and_not_by_amounts() -> None:
+    job, request = pools.fitted([(0.0, 10.0), (0.0, 10.0), (1.0, 1000.0), (1.0, 1100.0)])
+
+    assert job == pytest.approx(10.0)
+    assert 1000.0 < job + request < 1050.0  # nearer to the smaller, of which the same amount is more
+
+
+def test_the_model_says_how_far_it_is_off() -> None:
+    samples = {
+        "Redis, no-op, 1 pool": [{"requests": 0.1, "server": 20.0}],
+        "Redis, 5 ms, 1 pool": [{"requests": 0.5, "server": 60.0}, {"requests": 0.7, "server": 80.0}],
+    }
+
+    found = {figure.name: figure.value for figure in pools._model("Redis", samples)}
+
+    assert found["Redis, model: a job"] == pytest.approx(10.0)
+    assert found["Redis, model: a request"] == pytest.approx(100.0)
+    assert found["Redis, 5 ms, 1 pool: model / measured"] == pytest.approx(1.0)
+
+
+def test_one_pool_has_no_share_of_others() -> None:
+    sample = dict.fromkeys(pools.BUSY, 1.0)
+
+    def of(count: int) -> list[Figure]:
+        return pools._columns("x", [sample], pools._shown(count))
+
+    assert {figure.name for figure in of(2)} - {figure.name for figure in of(1)} == {"x: fewest", "x: most"}
+
+
+def test_share_used(tmp_path: Path) -> None:
+    for case, naps, workers, share in [
+        ("one after the other; the last does not count", [(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 1, 1.0),
+        ("and nothing beside it", [(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 2, 0.5),
+        ("a long one counts until the last begins", [(3.0, 1.0), (0.0, 10.0), (4.0, 1.0)], 2, 0.625),
+    ]:
+        notes = tmp_path / "notes"
+        notes.write_text("".join(f"{begun} {seconds}\n" for begun, seconds in naps))
+        assert mixed_jobs.share_used(notes, workers) == share, case
+
+
+def test_all_run_the_same_jobs_in_the_same_order() -> None:
+    mix = mixed.MIXES["3 % of 120 ms among 0.5 ms"]
+    lengths = mixed_jobs.lengths(mix, 10_000)
+    assert lengths == mixed_jobs.lengths(mix, 10_000)
+    assert sum(lengths) / len(lengths) == pytest.approx(mixed_jobs.mean(mix), rel=0.1)
+
+
+def test_a_tiny_run_beside_the_executor() -> None:
+    plan = Plan(tiny=True)
+    figures = mixed.shares(plan, {"SQLite": plan.sqlite}, "3 % of 120 ms among 0.5 ms", 2)
+    assert [figure.name.rpartition(": ")[2] for figure in figures] == ["SQLite", "executor", "SQLite / executor"]
+    assert all(0 < figure.value <= 1 for figure in figures[:2])
+
+
+@pytest.mark.more
+def test_times_to_notice_and_to_recover() -> None:
+    section = faults.run(Plan(tiny=True))
+
+    assert {figure.name for figure in section.figures} == {
+        f"{name}, p{percent}"
+        for percent in (50, 99)
+        for name in (
+            *("child killed: its end is noted", "child killed: its message runs again"),
+            "connections cut, redis: the next ack is accepted",
+            "reply of a settlement lost, redis: that settlement is known",
+            "black hole, redis: after it, the first ack is accepted",
+        )
+    }
+    assert all(0 < figure.value < 60_000 for figure in section.figures)

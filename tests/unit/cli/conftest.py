@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,8 @@ from pathlib import Path
 import pytest
 from calling import Jobpool
 from click.testing import CliRunner, Result
+from support.logs import same_logs
+from support.settings import without_settings
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
@@ -20,21 +20,15 @@ from jobpool.cli.main import cli
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variable of ours leaks in, and the search for a configuration starts in an empty directory."""
-    for variable in [name for name in os.environ if name.startswith(("JOBPOOL_", "JOBS_"))]:
-        monkeypatch.delenv(variable)
+    without_settings(monkeypatch, tmp_path)
     monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
     """A command line called in this process sets up its log; the tests behind it must not have to know."""
-    loggers = [logging.getLogger("jobpool"), logging.getLogger()]
-    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, handlers, level, propagate in before:
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
+    with same_logs():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -94,6 +94,10 @@ from jobpool.errors import ConfigurationError
         (["claim", "create", "mail", "--ttl", "soon"], 2, "--ttl"),
         (["claim", "create", "mail", "--max-claims", "-1"], 2, "max_claims"),
         (["claim", "create", "no/queue"], 2, "queue name"),
+        (["pause", "reports", "--until=tomorrow"], 2, "'tomorrow' is not a time: write 2h, or 2026-07-01T08:00+"),
+        (["pause", "reports", "--until=2026-07-01T08:00"], 2, "needs a time zone"),
+        (["pause", "reports", "--until=-5"], 2, "'-5' is not a time"),
+        (["pause", "reports", "--until=2020-01-01T00:00Z"], 2, "a pause ends in the future, a year from now at most"),
         (["message", "post", "mail", "1", "--ttl", "15d"], 2, "60 to 1,209,600 seconds"),
         (["message", "post", "mail", "1", "--delay", "901"], 2, "0 to 900 seconds"),
         (["message", "post", "mail"], 2, "give the messages"),
@@ -104,6 +108,11 @@ from jobpool.errors import ConfigurationError
         (["init", "-b", "sqlite:///\udcff.db"], 2, "--backend has bytes that are not UTF-8"),
         (["enqueue", "a", "--timeout", "-1"], 2, "is not a duration"),
         (["enqueue", "a", "--id", "a b"], 2, "identifier 'a b' is refused"),
+        (["enqueue", "a", "--unique"], 2, "unique needs an idempotency_key"),
+        (["enqueue", "a", "--idempotency-key", "k" * 10_240], 2, "idempotency_key"),
+        (["enqueue", "a", "--single-instance", "--job-name", "n" * 10_240], 2, "1 to 255 printable characters"),
+        (["enqueue", "a", "--expires-in", "0"], 2, "expires_in must be more than 0 and at most 3162240000 seconds"),
+        (["enqueue", "a", "--expires-in", "1m", "--delay", "1m"], 2, "it starts after 60 s at the earliest"),
         (["enqueue", "a", "--file", "gone.ndjson"], 2, "No such file or directory"),
         (["inspect", "nothing"], 1, "no message 'nothing': it is done and gone, or never was on this broker"),
         (["purge"], 2, "say which messages: a FILTER such as queue:reports reason:timeout, or --all"),
@@ -140,12 +149,13 @@ from jobpool.errors import ConfigurationError
     ],
 )
 def test_one_sentence_and_the_exit_code(jobpool: Jobpool, words: list[str], code: int, sentence: str) -> None:
-    if words[:1] in (["stats"], ["inspect"], ["edit"]):
+    if words[:1] in (["stats"], ["inspect"], ["edit"], ["pause"]):
         jobpool("init", "--broker-only", code=0)
     result = jobpool(*words, code=code)
     assert sentence in result.stderr
     assert "Traceback" not in result.output
     assert len(result.stderr.splitlines()) <= 2
+    assert len(result.stderr) < 1000, "a value of 10 KB is not read out"
     assert result.stdout == ""
 
 

@@ -144,20 +144,6 @@ def test_a_unique_job_is_there_once_and_its_id_is_told_again(jobpool: Jobpool, b
     assert broker.stats("default").waiting == 1
 
 
-def test_what_cannot_be_is_refused_with_the_bound(jobpool: Jobpool) -> None:
-    for words, said in [
-        (["--unique"], "unique needs an idempotency_key"),
-        (["--idempotency-key", "k" * 10_240], "idempotency_key"),
-        (["--single-instance", "--job-name", "n" * 10_240], "1 to 255 printable characters"),
-        (["--expires-in", "0"], "expires_in must be more than 0 and at most 3162240000 seconds"),
-        (["--expires-in", "1m", "--delay", "1m"], "it starts after 60 s at the earliest"),
-    ]:
-        result = jobpool("enqueue", "report", *words)
-        assert result.exit_code != 0, words
-        assert said in result.stderr, words
-        assert len(result.stderr) < 1000, "a value of 10 KB is not read out"
-
-
 # --- reading ---------------------------------------------------------------------------------------
 
 

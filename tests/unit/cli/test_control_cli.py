@@ -69,12 +69,6 @@ def test_a_pause_of_a_queue_that_nobody_knows_is_remarked(jobpool: Jobpool, brok
     ]
 
 
-@pytest.mark.parametrize("until", ["tomorrow", "2026-07-01T08:00", "-5", "2020-01-01T00:00Z"])
-def test_an_end_that_says_nothing_is_wrong_usage(jobpool: Jobpool, broker: QueueBackend, until: str) -> None:
-    assert jobpool("pause", "reports", f"--until={until}").exit_code == 2 or broker is None
-    assert control.read(broker).paused == {}
-
-
 def test_jobs_pause_and_resume(broker: QueueBackend) -> None:
     with Jobs(backend=broker) as jobs:
         assert jobs.pause("reports", "later", until=60).reason == "later"

@@ -1,4 +1,4 @@
-"""What comes from messages, handlers, brokers and other hosts cannot steer a terminal, in any verb, as text or JSON."""
+"""What verbs print: tables that fit, and nothing from elsewhere that steers a terminal, as text or JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import logging
 import re
 import sqlite3
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from calling import Jobpool
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.cli.output import columns, table
+from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, fit, table
 from jobpool.cli.top import tell as tell_health
 from jobpool.cli.top_lines import cells, headline
 from jobpool.cli.top_screen import View
@@ -28,6 +30,51 @@ from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import AttemptRow, encode, row_of
 from jobpool.telemetry.logs import configure
 from jobpool.telemetry.metrics.pages import text_page
+
+COLUMNS = columns("ID, HANDLER~, WHY~")
+
+
+def test_only_flexible_columns_are_cut_the_widest_first() -> None:
+    for room, widths in [
+        (100, [16, 20, 40]),
+        (76, [16, 20, 40]),
+        (60, [16, 20, 24]),
+        (40, [16, 12, 12]),
+        (10, [16, 8, 8]),
+    ]:
+        assert fit(COLUMNS, [16, 20, 40], room) == widths, room
+
+
+def test_a_cell_takes_the_places_that_a_terminal_gives_it() -> None:
+    rows = [["a\nb", "1", "日本語の長いテキスト"], ["cd", "22", "e\u0301"]]
+    assert aligned(columns("ID, N>, WHY~"), rows, 17, gap=1) == [
+        ["ID ", " N", "WHY       "],
+        ["a b", " 1", "日本語の… "],
+        ["cd ", "22", "e\u0301         "],
+    ]
+
+
+@pytest.mark.parametrize("json_", [False, True])
+def test_the_first_are_shown_before_the_last_are_read(capsys: pytest.CaptureFixture[str], json_: bool) -> None:
+    """A list of a million messages needs neither the memory for all of them nor their time to show the first."""
+    shown = ""
+
+    def numbers() -> Iterator[int]:
+        nonlocal shown
+        yield from range(BLOCK_ROWS + 1)
+        shown = capsys.readouterr().out
+        yield 10**20
+
+    with click.Context(click.Command("numbers")) as ctx:
+        ctx.params["json_"] = json_
+        answer(numbers(), int, columns("N>"), lambda number: [str(number)])
+    last = capsys.readouterr().out
+    assert shown.split()[1:3] == (["1,", "2,"] if json_ else ["0", "1"])
+    if json_:
+        assert json.loads(shown + last) == [*range(BLOCK_ROWS + 1), 10**20]
+    else:
+        assert last.split() == [str(BLOCK_ROWS), f"{10**20}"]
+
 
 STEERING = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\b\u202etxt\u2066\u200e\u061c\u2028\u2029\u200b\ufeff\U000e0041"
 HOSTILE = f"[red]{STEERING}[link=http://x]\nstate  forged"

@@ -39,14 +39,6 @@ from jobpool.settings import Settings, load
 from jobpool_backends.sqlite import SqliteBackend
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in ("BACKEND", "SIGNING_KEY", "SIGNING_KEY_FILE", "CONFIG"):
-        monkeypatch.delenv(f"JOBPOOL_{variable}", raising=False)
-    monkeypatch.delenv("JOBS_SIGNING_KEY", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
 def installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     """These backends, and no others, are installed."""
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: list(points))

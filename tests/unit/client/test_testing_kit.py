@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import pkgutil
 import re
@@ -605,20 +604,6 @@ def test_an_outage_of_no_calls_is_refused(calls: int) -> None:
 # --- beside the pool --------------------------------------------------------------------------------------
 
 
-def test_the_pool_does_not_know_of_it() -> None:
-    program = "import sys, jobpool, jobpool.worker, jobpool.client; print('jobpool.testing' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.strip() == "False"
-
-
-def test_its_fixture_costs_a_run_of_pytest_nothing() -> None:
-    program = "import sys, jobpool.testing.plugin; print([name for name in sys.modules if name.startswith('jobpool.')])"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    loaded = ast.literal_eval(ran.stdout)
-    assert "jobpool.testing.pool" not in loaded
-    assert not any(name.startswith(("jobpool.master", "jobpool.policy", "jobpool.child")) for name in loaded), loaded
-
-
 def test_a_context_keeps_what_the_handler_said() -> None:
     ctx = context({"order": "17"}, handler="charge", queue="orders", attempt=3, max_retries=5, meta={"by": "me"})
     told = (ctx.handler, ctx.name, ctx.queue, ctx.attempt, ctx.max_retries, ctx.payload, ctx.meta, ctx.fence)
@@ -648,19 +633,8 @@ def _blocks() -> dict[str, str]:
 
 
 def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "error",
-        "--rootdir",
-        folder,
-        folder,
-    ]
+    words = f"-m pytest -q -p no:cacheprovider -W error --rootdir {folder} {folder}".split()
+    command = [sys.executable, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
 
 
