@@ -1,18 +1,24 @@
-"""The benchmarks' tables and arithmetic: well formed, whatever the numbers are. No test looks at a time."""
+"""The benchmarks' tables, counters and arithmetic: well formed, whatever the numbers are. No test looks at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
+import time
+from collections.abc import Iterator
 from functools import partial
 from io import StringIO
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from bench import efficiency, faults, mixed, mixed_jobs, pools, report
+from bench import efficiency, faults, job_counters, mixed, mixed_jobs, pools, report
 from bench.figures import Figure, Section, Target, median, percentile, ratio
 from bench.plan import Plan
 from bench.rounds import Samples, interleaved, rates
 from rich.console import Console
+from support.waiting import wait_until
 
 
 def figure(value: float, target: Target | None = None) -> Figure:
@@ -197,3 +203,58 @@ def test_times_to_notice_and_to_recover() -> None:
         )
     }
     assert all(0 < figure.value < 60_000 for figure in section.figures)
+
+
+JOBS = 500
+FORK = multiprocessing.get_context("fork")
+
+
+def _work(jobs: int) -> None:
+    for _ in range(jobs):
+        job_counters.count()
+
+
+@pytest.fixture
+def counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[job_counters.JobCounters]:
+    with contextlib.closing(job_counters.JobCounters(tmp_path / "counters")) as made:
+        monkeypatch.setenv(job_counters.VARIABLE, str(made.path))
+        yield made
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[list[BaseProcess]]:
+    processes: list[BaseProcess] = [FORK.Process(target=_work, args=(JOBS,)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def test_processes_wait_at_the_gate_and_then_count_every_job(counters: job_counters.JobCounters) -> None:
+    with workers(4) as processes:
+        wait_until(lambda: len(counters.pids()) == 4, what="four processes at the gate")
+        assert counters.done() == (0, 0.0)
+
+        begun = counters.open_gate()
+        for process in processes:
+            process.join(30)
+
+        jobs, ended = counters.done()
+        assert sorted(counters.pids()) == sorted(process.pid for process in processes if process.pid)
+        assert counters.counts() == {process.pid: JOBS for process in processes}
+    assert jobs == 4 * JOBS
+    assert begun <= ended <= time.monotonic()
+
+
+def test_without_a_file_nothing_is_counted_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(job_counters.VARIABLE, raising=False)
+
+    with workers(1) as [process]:
+        process.join(30)
+
+        assert process.exitcode == 0
