@@ -40,13 +40,12 @@ class Shell:
         code: int | None = None,
         program: Sequence[str] = PROGRAM,
         directory: Path | None = None,
-        **environment: str,
     ) -> subprocess.CompletedProcess[str]:
         """Run it to its end. `code`: with which it must exit. `program`, `directory`: another one, or elsewhere."""
         done = subprocess.run(
             [*program, *words],
             cwd=directory or self.directory,
-            env=self.environment | environment,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

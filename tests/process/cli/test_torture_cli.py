@@ -41,7 +41,8 @@ def schedule(tmp_path: Path) -> Path:
 
 def tortured(shell: Shell, *words: str, **environment: str) -> tuple[dict[str, Any], int]:
     """The document, and the exit code."""
-    done = shell.run("torture", "--json", *words, **environment)
+    shell.environment |= environment
+    done = shell.run("torture", "--json", *words)
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode
 
@@ -176,8 +177,8 @@ def witnessed(shell: Shell) -> Shell:
 
 def test_a_pool_under_the_witness(witnessed: Shell) -> None:
     ident = witnessed.enqueue("work")
-    ledger = {"JOBPOOL_LEDGER": "ledger", "JOBPOOL_NAME": "mine"}
-    witnessed.run("-A", "app", "--until-empty", program=POOL, code=0, **ledger)
+    witnessed.environment |= {"JOBPOOL_LEDGER": "ledger", "JOBPOOL_NAME": "mine"}
+    witnessed.run("-A", "app", "--until-empty", program=POOL, code=0)
 
     lines = Ledger(witnessed.directory / "ledger").read()
     assert [(line.event, line.id, line.pool, line.answer) for line in lines] == [

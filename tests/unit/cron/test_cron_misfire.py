@@ -151,4 +151,4 @@ def test_a_policy_is_read_and_any_other_refused() -> None:
             row(wrong),
             pytest.raises(InvalidJob, match=r"is refused: 'skip', 'one' or 'all\(n\)' with n from 1 to 1000"),
         ):
-            Misfire.parse(wrong)
+            Misfire.parse(wrong)  # type: ignore[arg-type]
