@@ -1,7 +1,7 @@
 """The ledger: the acts of handlers, producers and pools, one JSON object a line, in one file for all of them.
 
 Every line, and every batch of lines, is one `write` to a descriptor that was opened with O_APPEND. So lines of many
-processes never mix, and the file's order is the order of the writes. A writer may leave half a line, which the next line
+processes never mix, and the file's order is the order of the writes. A writer may leave half a line, which the next one
 follows. Linux heeds SIGKILL between two pages of one `write` (1 or 2 of 3,000 kills of busy writers), and a disk may be
 full. The reader drops that half: its writer is dead, or has an `OSError`.
 
