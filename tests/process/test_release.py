@@ -1,4 +1,4 @@
-"""A release: its two files hold all that is installed, and each starts in an empty environment as the README says."""
+"""A release, and what the README and the demo say one can type: typed, also in an empty environment."""
 
 from __future__ import annotations
 
@@ -11,24 +11,37 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.pages import run
+from support.tiers import more
+
+from stdlib_reports.survey import subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"jobpool": "pool", "jobpool_torture": "pool", "jobpool_backends": "backends"}
 TEXTS = (".md", ".py")
 LIMIT_S = 300.0
+WORKED = ("--workers", "2", "--queue", "reports", "--app", "reports.py", "--until-empty", "--fail-on-dead")
+
+
+def write_the_first_program(folder: Path) -> None:
+    """Write the one of the README."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    [code] = re.findall(r"^```python\n(# reports\.py\n.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    (folder / "reports.py").write_text(code)
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source distribution."""
     folder = tmp_path_factory.mktemp("release")
-    run(ROOT, sys.executable, "-m", "hatchling", "build", "-d", str(folder))
+    run_clean(ROOT, sys.executable, "-m", "hatchling", "build", "-d", str(folder))
     return folder
 
 
-def run(folder: Path, *command: str) -> str:
+def run_clean(folder: Path, *command: str) -> str:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "PYTHONPATH"))}
     own["JOBPOOL_RUNTIME_DIR"] = str(folder / "run")
     done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -72,12 +85,46 @@ def test_it_runs_the_readmes_first_job_in_an_empty_environment(kind: str, releas
     [file] = release.glob(kind)
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
-    run(tmp_path, str(programs / "pip"), "install", "--quiet", "--disable-pip-version-check", str(file))
-    readme = (ROOT / "README.md").read_text("utf-8")
-    [code] = re.findall(r"^```python\n(# reports\.py\n.*?)^```", readme, re.MULTILINE | re.DOTALL)
-    (tmp_path / "reports.py").write_text(code)
+    run_clean(tmp_path, str(programs / "pip"), "install", "--quiet", "--disable-pip-version-check", str(file))
+    write_the_first_program(tmp_path)
+    run_clean(tmp_path, str(programs / "python"), "reports.py")
+    run_clean(tmp_path, str(programs / "jobpool"), *WORKED)
+    assert run_clean(tmp_path, str(programs / "jobpool"), "list", "--json").strip() == "[]"
 
-    run(tmp_path, str(programs / "python"), "reports.py")
-    worked = ("--workers", "2", "--queue", "reports", "--app", "reports.py", "--until-empty", "--fail-on-dead")
-    run(tmp_path, str(programs / "jobpool"), *worked)
-    assert run(tmp_path, str(programs / "jobpool"), "list", "--json").strip() == "[]"
+
+DEMO: dict[str, Any] = {"PYTHONPATH": str(ROOT / "docs" / "demo")}
+
+
+def test_the_start_in_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    write_the_first_program(tmp_path)
+    assert run(tmp_path, "python", "reports.py").stdout == "102 jobs wait\n"
+    run(tmp_path, "jobpool", *WORKED)
+    assert run(tmp_path, "jobpool", "list", "--json").stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("words", "reports"), [(("--reports", "10"), 10), *more(((), len(subjects())))])
+def test_the_demo_sees_what_it_promises(tmp_path: Path, words: tuple[str, ...], reports: int) -> None:
+    folder = tmp_path / "out"
+    demo = ("-m", "stdlib_reports", "--output", str(folder), *words)
+    said = run(tmp_path, "python", *demo, **DEMO).stdout
+
+    assert re.search(r"dead letters +2 ", said), said
+    assert re.search(r"lost +0", said), said
+    index = (folder / "reports" / "index.html").read_text("utf-8")
+    links = re.findall(r"href='([^']+)'", index)
+    assert len(links) == reports
+    assert len(subjects()) >= 190
+    assert all((folder / "reports" / link).is_file() for link in links)
+
+
+def test_the_demo_can_be_run_again_over_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    (folder / "reports").mkdir(parents=True)
+    (folder / "reports" / "stale.html").touch()
+    (folder / "mine.txt").touch()
+    code = "import sys; from pathlib import Path; from stdlib_reports.__main__ import clear; "
+    code += "from stdlib_reports.shelf import Shelf; clear(Shelf(Path(sys.argv[1])))"
+    run(tmp_path, "python", "-c", code, str(folder), **DEMO)
+
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.txt", "reports"]
+    assert not list((folder / "reports").iterdir())

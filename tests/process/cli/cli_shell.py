@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pty
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
+from support.logs import same_logs
 from support.poolrig import LIMIT
 
 from jobpool.broker.opening import open_backend
@@ -33,33 +34,34 @@ class Shell:
         self.environment = kept | {"JOBPOOL_RUNTIME_DIR": str(directory / "run"), "NO_COLOR": "1"}
         self._started: list[subprocess.Popen[str]] = []
 
-    def run(self, *words: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
-        return subprocess.run(
-            [*PROGRAM, *words],
-            cwd=self.directory,
+    def run(
+        self,
+        *words: str,
+        code: int | None = None,
+        program: Sequence[str] = PROGRAM,
+        directory: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it to its end. `code`: with which it must exit. `program`, `directory`: another one, or elsewhere."""
+        done = subprocess.run(
+            [*program, *words],
+            cwd=directory or self.directory,
             env=self.environment,
-            input="" if input is None else input,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=LIMIT,
             check=False,
         )
+        assert code in (None, done.returncode), done.stderr
+        return done
 
-    def call(self, *words: str, input: str | None = None) -> Result:
+    def call(self, *words: str, code: int | None = None) -> Result:
         """Call a verb in this process, which costs a tenth of a program; one that imports no app."""
-        loggers = [
-            (logger, list(logger.handlers), logger.level, logger.propagate)
-            for logger in map(logging.getLogger, ("jobpool", ""))
-        ]
         environment = dict.fromkeys(os.environ.keys() - self.environment.keys()) | self.environment
-        try:
-            with contextlib.chdir(self.directory):
-                return CliRunner().invoke(cli, words, input=input, env=environment, catch_exceptions=False)
-        finally:
-            for logger, handlers, level, propagate in loggers:
-                logger.handlers[:], logger.propagate = handlers, propagate
-                logger.setLevel(level)
+        with same_logs(), contextlib.chdir(self.directory):
+            result = CliRunner().invoke(cli, words, env=environment, catch_exceptions=False)
+        assert code in (None, result.exit_code), result.output
+        return result
 
     def enqueue(self, handler: str, payload: Any = None, count: int = 1, **options: Any) -> str:
         """Put jobs straight into the database; the id of the first."""

@@ -6,7 +6,6 @@ Whether it is a program is shown on the well machine; the other tests call its c
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,6 @@ from pathlib import Path
 import psycopg
 import pytest
 from cli_shell import Shell
-from click.testing import Result
-from support.poolrig import LIMIT
 from support.servers import RedisServer, fresh_name, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.servers.redis_server import DURABLE
@@ -36,13 +33,9 @@ def ward(shell: Shell) -> Shell:
     return shell
 
 
-def doctor(ward: Shell, *words: str) -> Result:
-    return ward.call("doctor", *words)
-
-
 def told(ward: Shell, *words: str) -> tuple[dict[str, dict[str, str]], int]:
     """The worst finding of each check, and the exit code; every bad one has its mend."""
-    done = doctor(ward, "--json", *words)
+    done = ward.call("doctor", "--json", *words)
     document = json.loads(done.stdout)
     ranks = ["ok", "note", "warning", "problem"]
     findings = sorted(document["findings"], key=lambda found: ranks.index(found["level"]))
@@ -52,20 +45,19 @@ def told(ward: Shell, *words: str) -> tuple[dict[str, dict[str, str]], int]:
 
 
 def test_all_is_well(ward: Shell) -> None:
-    done = ward.run("doctor", "--json", *HERE)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = ward.run("doctor", "--json", *HERE, code=0)
+    assert done.stderr == ""
     document = json.loads(done.stdout)
     assert document["well"]
     levels = {finding["check"]: finding["level"] for finding in document["findings"]}
     assert set(levels.values()) == {"ok", "note"}
     found, code = told(ward, *HERE)
     assert ({check: finding["level"] for check, finding in found.items()}, code) == (levels, 0)
-    assert doctor(ward, "--strict", *HERE).exit_code == 0
+    ward.call("doctor", "--strict", *HERE, code=0)
 
 
 def test_it_prints_a_line_a_check_and_a_summary(ward: Shell) -> None:
-    done = doctor(ward, "--ttl", "4", *HERE)
-    assert done.exit_code == 1
+    done = ward.call("doctor", "--ttl", "4", *HERE, code=1)
     lines = done.stdout.splitlines()
     assert len(lines) == len({line.split()[1] for line in lines})
     [ttl] = [line for line in lines if line.split()[1] == "ttl"]
@@ -76,8 +68,7 @@ def test_it_prints_a_line_a_check_and_a_summary(ward: Shell) -> None:
 
 
 def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -> None:
-    done = doctor(ward, "--ttl", "4", "--ignore", "ttl", "--ignore", "tttl", *HERE)
-    assert done.exit_code == 0
+    done = ward.call("doctor", "--ttl", "4", "--ignore", "ttl", "--ignore", "tttl", *HERE, code=0)
     assert "no check to ignore is called tttl" in done.stderr
 
 
@@ -111,26 +102,18 @@ def test_each_fault_of_the_configuration(
     assert found[check]["level"] == level
     assert text in " ".join(found[check].values())
     assert code == (1 if level == "problem" else 0)
-    assert doctor(ward, "--strict", *words, *HERE).exit_code == 1
+    ward.call("doctor", "--strict", *words, *HERE, code=1)
 
 
 def test_too_few_open_files(ward: Shell) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"ulimit -n 256; exec {sys.executable} -m jobpool.cli.main doctor -w 64"],
-        cwd=ward.directory,
-        env=ward.environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert done.returncode == 1
+    command = f"ulimit -n 256; exec {sys.executable} -m jobpool.cli.main doctor -w 64"
+    done = ward.run(program=("sh", "-c", command), code=1)
     assert "64 workers need up to 1160 open files, and 256 are allowed: the pool does not start; raise" in done.stdout
 
 
 def test_an_empty_key_is_wrong_usage_as_everywhere(ward: Shell) -> None:
     ward.environment["JOBPOOL_SIGNING_KEY"] = ""
-    assert doctor(ward).exit_code == 2
+    ward.call("doctor", code=2)
 
 
 # --- brokers: one that is well, and one that is ill; each of their checks has a test beside its backend ---------------

@@ -14,11 +14,10 @@ from support.waiting import wait_until
 
 
 def test_init_enqueue_run(shell: Shell) -> None:
-    assert shell.run("init").returncode == 0
-    assert shell.run("enqueue", "count_primes", "below=1000").returncode == 0
+    shell.run("init", code=0)
+    shell.run("enqueue", "count_primes", "below=1000", code=0)
     shell.enqueue("count_primes", {"below": 2000})
-    done = shell.run("--until-empty", "--fail-on-dead", "--progress", "-w", "2")
-    assert done.returncode == 0, done.stderr
+    done = shell.run("--until-empty", "--fail-on-dead", "--progress", "-w", "2", code=0)
     assert done.stdout == ""
     assert " 2/2 " in done.stderr
     assert json.loads(shell.call("stats", "--json").stdout) == [] or _pending(shell) == 0
@@ -44,8 +43,7 @@ def test_a_pool_says_which_database_it_works_on_and_which_lies_beside_its_app(sh
 
 def test_no_code_of_the_app_runs_before_the_broker_has_answered(shell: Shell) -> None:
     (shell.directory / "told.py").write_text("open('imported', 'w')\n")
-    done = shell.run("-A", "told", "-b", "redis://127.0.0.1:1/0", "-w", "1")
-    assert done.returncode == 1
+    done = shell.run("-A", "told", "-b", "redis://127.0.0.1:1/0", "-w", "1", code=1)
     assert "nothing listens there" in done.stderr.splitlines()[-1]
     assert "127.0.0.1:1" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -56,8 +54,7 @@ def test_an_app_that_does_not_import_is_one_sentence_after_its_stack(shell: Shel
     """Slowly: that the queue is empty is known first. Where its own line is at fault: tests/faults/test_boots.py."""
     code = "(lambda: __import__('no_such_module_at_all'))()"
     (shell.directory / "broken.py").write_text(f"import time\ntime.sleep(1.0)\n{code}\n")
-    done = shell.run("-A", "broken", "-w", "1", "--until-empty", "-q")
-    assert done.returncode == 1
+    done = shell.run("-A", "broken", "-w", "1", "--until-empty", "-q", code=1)
     assert "no_such_module_at_all" in done.stderr
     assert "jobpool: " in done.stderr.splitlines()[-1]
     assert done.stderr.count("Traceback") == 1
@@ -77,16 +74,15 @@ def test_files_beside_the_app_are_not_taken_for_modules_of_python(shell: Shell, 
     assert "succeeded=1" in done.stderr
     found = json.loads(shell.run("doctor", "--json", *words).stdout)["findings"]
     assert {one["level"] for one in found if one["check"] == "handlers"} == {"ok"}
-    assert shell.run("run-one", "work", *words[:2]).returncode == 0
+    shell.run("run-one", "work", *words[:2], code=0)
 
 
 def test_top_and_health_of_a_pool_that_runs_is_stopped_is_killed(shell: Shell) -> None:
-    assert shell.run("health").returncode == 3
+    shell.run("health", code=3)
     shell.run("init")
     pool = shell.start("-w", "2", "-n", "mine")
     wait_until(lambda: shell.call("health").exit_code == 0, what="healthy")
-    top = shell.run("top")
-    assert top.returncode == 0
+    top = shell.run("top", code=0)
     assert f"mine  pid {pool.pid}" in top.stdout
     assert top.stdout.count("idle") == 2
     for leave in (b"q", signal.SIGINT):
@@ -99,13 +95,13 @@ def test_top_and_health_of_a_pool_that_runs_is_stopped_is_killed(shell: Shell) -
     wait_until(lambda: shell.call("health").exit_code == 1, what="degraded")
     assert "has not turned its loop" in shell.call("health", "-n", "mine").stdout
     assert "has not turned its loop" in shell.call("top").stdout
-    assert shell.call("health", "-n", "another").exit_code == 3
+    shell.call("health", "-n", "another", code=3)
 
     pool.send_signal(signal.SIGCONT)
     wait_until(lambda: shell.call("health").exit_code == 0, what="healthy again")
     pool.kill()
     pool.wait(30)
-    assert shell.call("health").exit_code == 3
+    shell.call("health", code=3)
     assert list((shell.directory / "run").iterdir()) == []
 
 
@@ -145,7 +141,5 @@ def _pending(shell: Shell) -> int:
 
 def test_a_verb_works_without_standard_streams(shell: Shell) -> None:
     """What it prints must not get into the database, though that has a descriptor of theirs."""
-    command = f"exec {sys.executable} -m jobpool.cli.main enqueue a 0<&- 1>&- 2>&-"
-    done = subprocess.run(["sh", "-c", command], cwd=shell.directory, env=shell.environment, check=False)
-    assert done.returncode == 0
+    shell.run(program=("sh", "-c", f"exec {sys.executable} -m jobpool.cli.main enqueue a 0<&- 1>&- 2>&-"), code=0)
     assert _pending(shell) == 1

@@ -91,8 +91,7 @@ def test_the_example_of_the_page_prints_what_the_page_shows(shell: Shell) -> Non
 def test_an_app_that_does_not_import_is_an_object_of_json_with_its_stack(shell: Shell) -> None:
     (shell.directory / "helper.py").write_text("def need(name):\n    return {}[name]\n")
     (shell.directory / "app.py").write_text("import helper\nhelper.need('SHOP_URL')  # postgres://me:hunter2@db\n")
-    done = shell.run("--app", "app", "--log-format", "json")
-    assert done.returncode == 1
+    done = shell.run("--app", "app", "--log-format", "json", code=1)
     *_, last = [json.loads(line) for line in done.stderr.splitlines()]
     assert (last["level"], last["event"]) == ("critical", "the app does not load")
     assert last["error"].startswith("the app app does not import: KeyError: 'SHOP_URL'")
@@ -103,8 +102,7 @@ def test_an_app_that_does_not_import_is_an_object_of_json_with_its_stack(shell: 
 @pytest.mark.parametrize(("words", "event"), [((), "the pool ends"), (("cron", "run"), "the scheduler ends")])
 def test_a_broker_that_is_away_is_an_object_of_json(shell: Shell, words: tuple[str, ...], event: str) -> None:
     (shell.directory / "app.py").write_text("import jobpool\njobpool.Scheduler().define('work').queue('q').hourly()\n")
-    done = shell.run(*words, "--app", "app", "--log-format", "json", "-b", "redis://127.0.0.1:9")
-    assert done.returncode == 1
+    done = shell.run(*words, "--app", "app", "--log-format", "json", "-b", "redis://127.0.0.1:9", code=1)
     *_, last = [json.loads(line) for line in done.stderr.splitlines()]
     assert (last["level"], last["event"]) == ("critical", event)
     assert "127.0.0.1:9" in last["error"]
@@ -140,8 +138,7 @@ def test_handlers_lines_in_json_are_objects_with_job_level_and_logger(app: Shell
 def test_lines_of_handlers_can_be_turned_off(app: Shell, flags: tuple[str, ...]) -> None:
     app.enqueue("talk")
     app.enqueue("crash")
-    done = app.run("--until-empty", "-w", "1", "--max-crashes", "1", *flags)
-    assert done.returncode == 0
+    done = app.run("--until-empty", "-w", "1", "--max-crashes", "1", *flags, code=0)
     assert "100 %" not in done.stderr
     assert "raw words" not in done.stderr
     assert ("it broke" in done.stderr) is ("-q" in flags)

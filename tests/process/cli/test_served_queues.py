@@ -40,8 +40,7 @@ def stats(shell: Shell) -> dict[str, dict[str, int]]:
 
 
 def enqueued(shell: Shell, *words: str) -> str:
-    done = shell.run("enqueue", *words)
-    assert done.returncode == 0, done.stderr
+    done = shell.run("enqueue", *words, code=0)
     [ident] = done.stdout.split()
     return ident
 
@@ -51,8 +50,7 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     app.write_text(APP % 0)
     enqueued(shell, "--app", "jobs.py", "report", "customer=7")
     shell.enqueue("nobody", queue="typo")
-    waiting = shell.call("stats")
-    assert "no pool on this machine serves reports, typo: their jobs wait until one does" in waiting.stderr
+    assert "no pool on this machine serves reports, typo: their jobs wait until one does" in shell.call("stats").stderr
 
     pool = shell.start("--app", "jobs.py", "-w", "1")
     wait_until(lambda: "no pool here fires them" in shell.log(), what="it has looked round")
@@ -72,7 +70,7 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     assert "`jobpool edit ID --move QUEUE` moves it" in astray.stderr
     assert "the pause is for queue 'report'; the pools on this machine serve" in shell.call("pause", "report").stderr
     assert "serve" not in shell.call("pause", "reports").stderr
-    assert shell.call("resume", "report", "reports").exit_code == 0
+    shell.call("resume", "report", "reports", code=0)
     moved = shell.call("edit", astray.stdout.strip(), "--move", "reprots")
     assert "what is moved waits in queue 'reprots'; the pools on this machine serve" in moved.stderr
     assert moved.stdout.endswith("  edited\n")
@@ -95,8 +93,7 @@ def test_of_many_queues_that_nothing_serves_ten_are_named(shell: Shell) -> None:
 
 def test_children_that_cannot_import_the_app_fail_a_pool_that_stops_by_itself(shell: Shell) -> None:
     (shell.directory / "jobs.py").write_text(UNLOADABLE)
-    done = shell.run("--app", "jobs.py", "-w", "1", "--until-empty")
-    assert done.returncode == 1
+    done = shell.run("--app", "jobs.py", "-w", "1", "--until-empty", code=1)
     assert "RuntimeError: not twice" in done.stderr.splitlines()[-1]
 
 
@@ -116,5 +113,5 @@ def test_enqueue_refuses_what_the_app_cannot_run(shell: Shell) -> None:
         assert "Traceback" not in done.stderr
     enqueued(shell, "report", "customer=7")
     enqueued(shell, "mail")
-    assert shell.call("enqueue", "repotr", "--no-check").exit_code == 0
+    shell.call("enqueue", "repotr", "--no-check", code=0)
     assert {queue: one["waiting"] for queue, one in stats(shell).items()} == {"reports": 1, "default": 2}

@@ -186,5 +186,5 @@ def test_json_has_depths_rates_and_ages_of_queues(shell: Shell, running: str) ->
     assert queue["oldest"] > 0
     assert (queue["rate"], pool["rate"]) == (0.0, 0.0)
     assert running in [row["job"] for row in pool["rows"]]
-    assert shell.call("purge", "state:waiting", "--yes").exit_code == 0
-    assert shell.call("resume", "default").exit_code == 0
+    shell.call("purge", "state:waiting", "--yes", code=0)
+    shell.call("resume", "default", code=0)

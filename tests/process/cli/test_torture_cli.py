@@ -1,4 +1,4 @@
-"""`jobpool torture` as a program: clean where nothing is wrong, and not where something is; the same faults again."""
+"""`jobpool torture` as a program: clean where nothing is wrong, and not where something is; and its pool alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import QueueStats
+from jobpool_torture.ledger import Ledger
 from jobpool_torture.result import MEANINGS
 from jobpool_torture.schedule import Fault, dump
 
@@ -40,16 +41,8 @@ def schedule(tmp_path: Path) -> Path:
 
 def tortured(shell: Shell, *words: str, **environment: str) -> tuple[dict[str, Any], int]:
     """The document, and the exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "jobpool.cli.main", "torture", "--json", *words],
-        cwd=shell.directory,
-        env=shell.environment | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    shell.environment |= environment
+    done = shell.run("torture", "--json", *words)
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode
 
@@ -162,3 +155,40 @@ def test_a_broker_that_forgets_acks_is_found_out(shell: Shell, tmp_path: Path) -
     for path in sorted(folder.rglob("*"), reverse=True):
         path.unlink() if not path.is_dir() else path.rmdir()
     folder.rmdir()
+
+
+APP = """
+import jobpool
+
+@jobpool.handler
+def work(ctx):
+    pass
+"""
+
+
+POOL = (sys.executable, "-m", "jobpool_torture.pool_process")
+
+
+@pytest.fixture
+def witnessed(shell: Shell) -> Shell:
+    (shell.directory / "app.py").write_text(APP)
+    return shell
+
+
+def test_a_pool_under_the_witness(witnessed: Shell) -> None:
+    ident = witnessed.enqueue("work")
+    witnessed.environment |= {"JOBPOOL_LEDGER": "ledger", "JOBPOOL_NAME": "mine"}
+    witnessed.run("-A", "app", "--until-empty", program=POOL, code=0)
+
+    lines = Ledger(witnessed.directory / "ledger").read()
+    assert [(line.event, line.id, line.pool, line.answer) for line in lines] == [
+        ("fetched", ident, "mine", ""),
+        ("asked", ident, "mine", ""),
+        ("settled", ident, "mine", "ok"),
+    ]
+
+
+def test_without_a_ledger_it_says_so_in_one_sentence(witnessed: Shell) -> None:
+    done = witnessed.run("-A", "app", "--until-empty", program=POOL, code=2)
+    assert "set JOBPOOL_LEDGER to the file that the witness writes" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 from cli_shell import Shell
-from support.poolrig import LIMIT
 from support.servers.launching import setpriv
 
 WHY = {"closed": "cannot be entered by this user", "gone": "was removed"}
@@ -22,25 +21,17 @@ class Elsewhere:
     def __init__(self, shell: Shell, how: str) -> None:
         self.here = shell.directory / how
         self.broker = ["-b", f"sqlite:///{shell.directory}/q.db"]
-        self._environment = shell.environment
+        self._shell = shell
         way = 'chmod 0 "$PWD"' if how == "closed" else 'rm -r "$PWD"'
         self._words = ["sh", "-c", f'{way} && exec "$@"', "sh", *_as_an_ordinary_user()]
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, code: int) -> subprocess.CompletedProcess[str]:
         self.here.mkdir()
         (self.here / "jobpool.toml").write_text("workers = 1")
         (self.here / "myjobs.py").touch()
         try:
-            command = [*self._words, sys.executable, "-m", "jobpool.cli.main", *words]
-            return subprocess.run(
-                command,
-                cwd=self.here,
-                env=self._environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-                check=False,
-            )
+            program = (*self._words, sys.executable, "-m", "jobpool.cli.main")
+            return self._shell.run(*words, program=program, directory=self.here, code=code)
         finally:
             if self.here.exists():
                 self.here.chmod(0o700)
@@ -61,14 +52,12 @@ def elsewhere(shell: Shell, request: pytest.FixtureRequest) -> Elsewhere:
 def test_verbs_go_on_without_a_file_of_settings(elsewhere: Elsewhere) -> None:
     for words, code in (("enqueue report", 0), ("stats", 0), ("dead list", 0), ("health", 3)):
         verb = words.split()
-        done = elsewhere.run(*verb, *([] if verb == ["health"] else elsewhere.broker))
-        assert done.returncode == code, done.stderr
+        elsewhere.run(*verb, *([] if verb == ["health"] else elsewhere.broker), code=code)
 
 
 @pytest.mark.parametrize("verb", ["run", "doctor", "run-one report"])
 def test_what_runs_jobs_there_is_refused(elsewhere: Elsewhere, verb: str) -> None:
-    done = elsewhere.run(*elsewhere.broker, *verb.split(), "-A", "myjobs")
-    assert done.returncode == 2, done.stderr
+    done = elsewhere.run(*elsewhere.broker, *verb.split(), "-A", "myjobs", code=2)
     why = WHY[elsewhere.here.name]
     told = rf"the working directory {elsewhere.here}( \(deleted\))? {why}: start it in another \(WorkingDirectory= in a"
     assert re.search(told, done.stderr), done.stderr
@@ -76,6 +65,5 @@ def test_what_runs_jobs_there_is_refused(elsewhere: Elsewhere, verb: str) -> Non
 
 def test_a_named_file_that_may_not_be_read_is_an_error_of_settings(shell: Shell) -> None:
     elsewhere = Elsewhere(shell, "closed")
-    done = elsewhere.run("stats", "-C", f"{elsewhere.here}/jobpool.toml")
-    assert done.returncode == 2
+    done = elsewhere.run("stats", "-C", f"{elsewhere.here}/jobpool.toml", code=2)
     assert f"{elsewhere.here}/jobpool.toml cannot be read: " in done.stderr

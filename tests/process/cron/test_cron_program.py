@@ -1,18 +1,26 @@
-"""`jobpool cron run` as a program: two of them fire what is due once, and end at once when they are told to."""
+"""`jobpool cron run` as a program, and a scheduler beside a pool: what they fire, and when they are told secrets."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+from support.descriptors import no_more_descriptors
 from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
+from jobpool.ipc.process_options import ChildOptions
+from jobpool.ipc.scheduler_process import CronStart, SchedulerProcess
 
 APP = """
 import jobpool
@@ -70,3 +78,66 @@ def test_two_programs_fire_each_minute_once_and_end_with_0(tmp_path: Path) -> No
     assert set((tmp_path / "inline").read_text().split()) == instants
     with closing(open_backend(f"sqlite:///{tmp_path}/jobpool.db")) as backend:
         assert backend.stats("reports").waiting == len(instants)
+
+
+DAILY = """
+import jobpool
+
+jobpool.Scheduler().define("count").queue("q").daily()
+
+@jobpool.handler("count")
+def count(): ...
+"""
+SECRETS = "the-key-of-all", "the-password"
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    (tmp_path / "app.py").write_text(DAILY)
+    options = ChildOptions(apps=["app"], sys_path=[str(tmp_path)])
+    start = CronStart(f"sqlite:///{tmp_path}/jobs.db", options, (SECRETS[0],))
+    process = SchedulerProcess(start, {**os.environ, "PGPASSWORD": SECRETS[1]})
+    yield process
+    process.signal(signal.SIGKILL)
+    process._process.wait()
+    process.close()
+
+
+def has_spoken(process: SchedulerProcess, seconds: float) -> bool:
+    return bool(select.select([process.line], [], [], seconds)[0])
+
+
+def readable(process: SchedulerProcess) -> str:
+    """What a process of the same user reads of it, before it is hidden."""
+    found = Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+    for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += fd.read_text() if "memfd" in os.readlink(fd) else ""
+    return found
+
+
+def test_it_has_no_secret_until_its_memory_is_hidden(process: SchedulerProcess) -> None:
+    give_up = time.monotonic() + 30.0
+    while not has_spoken(process, 0.002) and time.monotonic() < give_up:
+        found = readable(process)
+        assert [secret for secret in SECRETS if secret in found] == []
+    while not process.is_ready and time.monotonic() < give_up and process.hear():
+        has_spoken(process, 1.0)
+    assert process.is_ready, "then it is told"
+
+
+def test_one_that_cannot_be_told_is_ended_and_says_why(process: SchedulerProcess) -> None:
+    assert has_spoken(process, 30.0)
+    with no_more_descriptors():
+        assert process.hear()
+    assert process._process.wait(30.0) == -signal.SIGKILL
+    assert "Too many open files" in process.error
+
+
+def test_its_death_before_it_has_read_its_options_is_its_end(process: SchedulerProcess) -> None:
+    assert has_spoken(process, 30.0)
+    process.signal(signal.SIGSTOP)
+    assert process.hear(), "it is told"
+    process.signal(signal.SIGKILL)
+    process._process.wait()
+    assert not process.hear()

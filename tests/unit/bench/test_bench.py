@@ -1,16 +1,24 @@
-"""The benchmarks' tables: well formed, whatever the numbers are. No test looks at a time."""
+"""The benchmarks' tables, counters and arithmetic: well formed, whatever the numbers are. No test looks at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from functools import partial
 from io import StringIO
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from bench import efficiency, report
+from bench import efficiency, faults, job_counters, mixed, mixed_jobs, pools, report
 from bench.figures import Figure, Section, Target, median, percentile, ratio
 from bench.plan import Plan
+from bench.rounds import Samples, interleaved, rates
 from rich.console import Console
+from support.waiting import wait_until
 
 
 def figure(value: float, target: Target | None = None) -> Figure:
@@ -94,3 +102,159 @@ def test_a_tiny_benchmark_makes_a_table_and_json() -> None:
 
 def test_a_median_knows_what_it_was_made_of() -> None:
     assert median("x", "ms", [3.0, 1.0, 2.0]) == Figure("x", 2.0, "ms", 1.0, 3.0, 3)
+
+
+def test_each_round_begins_with_another_contestant_and_samples_keep_their_order() -> None:
+    turns: list[str] = []
+
+    def contest(name: str) -> dict[str, float]:
+        turns.append(name)
+        return {"rate": float(len(turns))}
+
+    samples = interleaved({name: partial(contest, name) for name in "abc"}, 2)
+
+    assert turns == ["a", "b", "c", "b", "c", "a"]
+    assert rates(samples) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]}
+
+
+def test_a_contestant_may_look_at_what_others_have_done() -> None:
+    samples: Samples = {}
+    seen: list[int] = []
+
+    interleaved({"first": dict, "second": lambda: {"seen": seen.append(len(samples["first"]))}}, 1, samples)
+
+    assert seen == [1]
+
+
+def test_a_line_through_points() -> None:
+    for case, points, line in [
+        ("two points are the line", [(0.0, 10.0), (2.0, 40.0)], (10.0, 15.0)),
+        ("so are more on one", [(0.1, 20.0), (0.5, 60.0), (0.9, 100.0)], (10.0, 100.0)),
+    ]:
+        assert pools.fitted(points) == pytest.approx(line), case
+
+
+def test_a_line_errs_by_shares_and_not_by_amounts() -> None:
+    job, request = pools.fitted([(0.0, 10.0), (0.0, 10.0), (1.0, 1000.0), (1.0, 1100.0)])
+
+    assert job == pytest.approx(10.0)
+    assert 1000.0 < job + request < 1050.0  # nearer to the smaller, of which the same amount is more
+
+
+def test_the_model_says_how_far_it_is_off() -> None:
+    samples = {
+        "Redis, no-op, 1 pool": [{"requests": 0.1, "server": 20.0}],
+        "Redis, 5 ms, 1 pool": [{"requests": 0.5, "server": 60.0}, {"requests": 0.7, "server": 80.0}],
+    }
+
+    found = {figure.name: figure.value for figure in pools._model("Redis", samples)}
+
+    assert found["Redis, model: a job"] == pytest.approx(10.0)
+    assert found["Redis, model: a request"] == pytest.approx(100.0)
+    assert found["Redis, 5 ms, 1 pool: model / measured"] == pytest.approx(1.0)
+
+
+def test_one_pool_has_no_share_of_others() -> None:
+    sample = dict.fromkeys(pools.BUSY, 1.0)
+
+    def of(count: int) -> list[Figure]:
+        return pools._columns("x", [sample], pools._shown(count))
+
+    assert {figure.name for figure in of(2)} - {figure.name for figure in of(1)} == {"x: fewest", "x: most"}
+
+
+def test_share_used(tmp_path: Path) -> None:
+    for case, naps, workers, share in [
+        ("one after the other; the last does not count", [(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 1, 1.0),
+        ("and nothing beside it", [(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 2, 0.5),
+        ("a long one counts until the last begins", [(3.0, 1.0), (0.0, 10.0), (4.0, 1.0)], 2, 0.625),
+    ]:
+        notes = tmp_path / "notes"
+        notes.write_text("".join(f"{begun} {seconds}\n" for begun, seconds in naps))
+        assert mixed_jobs.share_used(notes, workers) == share, case
+
+
+def test_all_run_the_same_jobs_in_the_same_order() -> None:
+    mix = mixed.MIXES["3 % of 120 ms among 0.5 ms"]
+    lengths = mixed_jobs.lengths(mix, 10_000)
+    assert lengths == mixed_jobs.lengths(mix, 10_000)
+    assert sum(lengths) / len(lengths) == pytest.approx(mixed_jobs.mean(mix), rel=0.1)
+
+
+def test_a_tiny_run_beside_the_executor() -> None:
+    plan = Plan(tiny=True)
+    figures = mixed.shares(plan, {"SQLite": plan.sqlite}, "3 % of 120 ms among 0.5 ms", 2)
+    assert [figure.name.rpartition(": ")[2] for figure in figures] == ["SQLite", "executor", "SQLite / executor"]
+    assert all(0 < figure.value <= 1 for figure in figures[:2])
+
+
+@pytest.mark.more
+def test_times_to_notice_and_to_recover() -> None:
+    section = faults.run(Plan(tiny=True))
+
+    assert {figure.name for figure in section.figures} == {
+        f"{name}, p{percent}"
+        for percent in (50, 99)
+        for name in (
+            *("child killed: its end is noted", "child killed: its message runs again"),
+            "connections cut, redis: the next ack is accepted",
+            "reply of a settlement lost, redis: that settlement is known",
+            "black hole, redis: after it, the first ack is accepted",
+        )
+    }
+    assert all(0 < figure.value < 60_000 for figure in section.figures)
+
+
+JOBS = 500
+FORK = multiprocessing.get_context("fork")
+
+
+def _work(jobs: int) -> None:
+    for _ in range(jobs):
+        job_counters.count()
+
+
+@pytest.fixture
+def counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[job_counters.JobCounters]:
+    with contextlib.closing(job_counters.JobCounters(tmp_path / "counters")) as made:
+        monkeypatch.setenv(job_counters.VARIABLE, str(made.path))
+        yield made
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[list[BaseProcess]]:
+    processes: list[BaseProcess] = [FORK.Process(target=_work, args=(JOBS,)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def test_processes_wait_at_the_gate_and_then_count_every_job(counters: job_counters.JobCounters) -> None:
+    with workers(4) as processes:
+        wait_until(lambda: len(counters.pids()) == 4, what="four processes at the gate")
+        assert counters.done() == (0, 0.0)
+
+        begun = counters.open_gate()
+        for process in processes:
+            process.join(30)
+
+        jobs, ended = counters.done()
+        assert sorted(counters.pids()) == sorted(process.pid for process in processes if process.pid)
+        assert counters.counts() == {process.pid: JOBS for process in processes}
+    assert jobs == 4 * JOBS
+    assert begun <= ended <= time.monotonic()
+
+
+def test_without_a_file_nothing_is_counted_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(job_counters.VARIABLE, raising=False)
+
+    with workers(1) as [process]:
+        process.join(30)
+
+        assert process.exitcode == 0

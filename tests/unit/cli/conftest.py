@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,8 @@ from pathlib import Path
 import pytest
 from calling import Jobpool
 from click.testing import CliRunner, Result
+from support.logs import same_logs
+from support.settings import without_settings
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
@@ -20,21 +20,15 @@ from jobpool.cli.main import cli
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variable of ours leaks in, and the search for a configuration starts in an empty directory."""
-    for variable in [name for name in os.environ if name.startswith(("JOBPOOL_", "JOBS_"))]:
-        monkeypatch.delenv(variable)
+    without_settings(monkeypatch, tmp_path)
     monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
     """A command line called in this process sets up its log; the tests behind it must not have to know."""
-    loggers = [logging.getLogger("jobpool"), logging.getLogger()]
-    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, handlers, level, propagate in before:
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
+    with same_logs():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +42,12 @@ def modules_as_before(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def jobpool() -> Jobpool:
-    """Call the command line in this process: `jobpool("stats", "--json")`."""
+    """Call the command line in this process: `jobpool("stats", "--json")`. `code`: with which it must exit."""
 
-    def call(*words: str, input: str | None = None) -> Result:
-        return CliRunner().invoke(cli, list(words), input=input)
+    def call(*words: str, input: str | None = None, code: int | None = None) -> Result:
+        result = CliRunner().invoke(cli, list(words), input=input)
+        assert code in (None, result.exit_code), result.output
+        return result
 
     return call
 
@@ -62,8 +58,7 @@ def ask(jobpool: Jobpool, configuration: str, tmp_path: Path) -> Jobpool:
     (tmp_path / "jobpool.toml").write_text(configuration)
 
     def call(*words: str, code: int = 0) -> Result:
-        result = jobpool(*words)
-        assert result.exit_code == code, result.output
+        result = jobpool(*words, code=code)
         assert "Traceback" not in result.output
         assert "unexpected" not in result.stderr
         return result

@@ -105,9 +105,7 @@ def test_help_of_run_shows_every_option_by_section_with_a_sentence_of_its_own(jo
 
 @pytest.mark.parametrize("verb", [*VERBS_OF_CLI, "dead list", "dead retry", "dead purge"])
 def test_every_verb_has_help(jobpool: Jobpool, verb: str) -> None:
-    result = jobpool(*verb.split(), "-h")
-    assert result.exit_code == 0
-    assert "Usage: " in result.stdout
+    assert "Usage: " in jobpool(*verb.split(), "-h", code=0).stdout
 
 
 def test_version(jobpool: Jobpool) -> None:
@@ -164,8 +162,8 @@ def test_settings_that_a_verb_has_no_use_for_may_be_set_elsewhere(
 ) -> None:
     tmp_path.joinpath("jobpool.toml").write_text('name = "mine"\n')
     monkeypatch.setenv("JOBPOOL_LOG_FORMAT", "json")
-    assert jobpool("enqueue", "report", "-q").exit_code == 0
-    assert jobpool("--name", "mine", "list").exit_code == 0
+    jobpool("enqueue", "report", "-q", code=0)
+    jobpool("--name", "mine", "list", code=0)
 
 
 def test_a_full_disk_is_no_fault_of_jobpool() -> None:

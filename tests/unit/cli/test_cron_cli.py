@@ -55,7 +55,7 @@ def test_the_schedules_are_listed_with_what_is_known_of_them(
     jobpool: Jobpool, broker: QueueBackend, app: Callable[..., str]
 ) -> None:
     flag = app(APP.replace('.daily_at("02:30")', '.cron("30 2 29 2 *")'))
-    assert jobpool("cron", "run", "--once", flag, "--name", "shop").exit_code == 0
+    jobpool("cron", "run", "--once", flag, "--name", "shop", code=0)
     first, nightly, clean, broken = jobpool("cron", flag).stdout.splitlines()
     assert first.split() == ["NAME", "EXPRESSION", "ZONE", "QUEUE", "LAST", "NEXT", "FIRES", "OWNER"]
     assert nightly.split()[:8] == ["nightly", "30", "2", "29", "2", "*", "Europe/Zurich", "reports"]
@@ -80,9 +80,7 @@ def test_a_failed_run_and_what_waits_for_it_are_told(jobpool: Jobpool, app: Call
         + 'scheduler.define("clean_up").named("after").depends_on("broken").queue("reports").every_minute()\n'
         'scheduler.define("clean_up").named("sent").queue("reports").every_minute()\n'
     )
-    done = jobpool("cron", "run", "--once", flag)
-    assert done.exit_code == 1
-    assert 'raise RuntimeError("no paper")' in done.stderr, "the stack"
+    assert 'raise RuntimeError("no paper")' in jobpool("cron", "run", "--once", flag, code=1).stderr, "the stack"
     lasts = {line.split()[0]: line for line in jobpool("cron", flag).stdout.splitlines()}
     assert "Z failed " in lasts["broken"]
     assert "Z not fired " in lasts["after"]
@@ -133,8 +131,7 @@ def test_schedules_that_are_refused_together_are_a_problem_to_the_doctor(
     jobpool: Jobpool, app: Callable[..., str]
 ) -> None:
     flag = app(APP + 'scheduler.define("clean_up").hourly()\n')
-    done = jobpool("doctor", flag)
-    assert done.exit_code == 1
+    done = jobpool("doctor", flag, code=1)
     [problem] = [line for line in done.stdout.splitlines() if line.split()[1] == "schedules"]
     assert "two scheduled jobs are named 'clean_up'" in problem
     assert "no scheduler starts with that" in problem
@@ -185,8 +182,7 @@ def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBac
     ]
     assert (done.exit_code, broker.stats("reports").waiting) == (0, 1)
     assert "  report (nightly)  " in jobpool("list").stdout
-    failed = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", "--environment", "test", flag)
-    assert failed.exit_code == 1
+    failed = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", "--environment", "test", flag, code=1)
     assert "RuntimeError: no paper" in failed.stdout
     elsewhere = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", flag)
     assert "it runs in test only, and this is no environment" in elsewhere.stdout
@@ -253,21 +249,17 @@ def test_a_mistake_is_one_sentence(
     jobpool: Jobpool, app: Callable[..., str], words: tuple[str, ...], sentence: str, code: int
 ) -> None:
     flags = [app(*word.split(":")[1:]) if word.startswith("APP") else word for word in words]
-    done = jobpool("cron", "run", *flags)
-    assert done.exit_code == code
+    done = jobpool("cron", "run", *flags, code=code)
     assert done.stderr.startswith("jobpool: ")
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_name_that_is_none_and_a_circle(jobpool: Jobpool, app: Callable[..., str]) -> None:
-    done = jobpool("cron", "next", "nightli", app())
-    assert done.exit_code == 2
+    done = jobpool("cron", "next", "nightli", app(), code=2)
     assert "no schedule is named 'nightli'; did you mean 'nightly'?" in done.stderr
     sys.modules.pop("cron_cli_app")
     circle = app(
         'import jobpool\ns = jobpool.Scheduler()\ns.define("a").depends_on("b")\ns.define("b").depends_on("a")\n'
     )
-    done = jobpool("cron", circle)
-    assert done.exit_code == 2
-    assert "Circular dependency detected in jobs." in done.stderr
+    assert "Circular dependency detected in jobs." in jobpool("cron", circle, code=2).stderr

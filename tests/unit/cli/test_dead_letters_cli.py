@@ -195,7 +195,7 @@ def test_purge_by_age(jobpool: Jobpool, broker: QueueBackend) -> None:
 
 def test_purge_keeps_the_newest(jobpool: Jobpool, broker: QueueBackend) -> None:
     idents = [kill_off(broker) for _ in range(6)]
-    assert jobpool("dead", "retry", idents[0], "-y").exit_code == 0
+    jobpool("dead", "retry", idents[0], "-y", code=0)
     [lease] = broker.fetch_many("default", limit=1)
     broker.settle_many([(lease, Abandon("again"))])
     idents.append(idents.pop(0))  # the first in line, and the last that died
@@ -227,8 +227,7 @@ def test_more_than_the_cap_goes_in_rounds(
 def test_an_id_that_is_not_meant_is_named_and_nothing_is_changed(jobpool: Jobpool, broker: QueueBackend) -> None:
     dead, elsewhere = kill_off(broker), kill_off(broker, queue="b")
     living = broker.enqueue(JobDefinition("report"))
-    result = jobpool("dead", "retry", "-Q", "default", dead, elsewhere, living, "0123456789abcdef", "-y")
-    assert result.exit_code == 1
+    result = jobpool("dead", "retry", "-Q", "default", dead, elsewhere, living, "0123456789abcdef", "-y", code=1)
     for part in (
         "nothing was changed",
         f"{elsewhere}: it is in queue 'b', not in 'default'",
@@ -243,7 +242,6 @@ def test_an_id_that_is_not_meant_is_named_and_nothing_is_changed(jobpool: Jobpoo
 def test_the_wrong_queue_is_answered_with_those_there_are(jobpool: Jobpool, broker: QueueBackend) -> None:
     kill_off(broker, queue="reports")
     for words in (["dead", "list", "-Q", "report"], ["dead", "retry", "queue:report", "-y"]):
-        result = jobpool(*words)
-        assert result.exit_code == 0
+        result = jobpool(*words, code=0)
         said = "no message matches: queue 'report' holds none at all; those that do: reports\n"
         assert (result.stdout, result.stderr) == ("", said)

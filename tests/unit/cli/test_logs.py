@@ -22,21 +22,24 @@ from jobpool.telemetry.logs import JOB_LOG, MAX_UNWRITTEN_BYTES, LineHandler, Ra
 log = logging.getLogger("jobpool")
 
 
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def test_a_text_line_is_time_level_event_and_fields() -> None:
-    stream = io.StringIO()
+def test_a_text_line_is_time_level_event_and_fields(stream: io.StringIO) -> None:
     configure("info", stream=stream)
     log.warning("child died", extra={"slot": 3, "cause": "SIGSEGV", "seconds": 0.123456789})
     assert stream.getvalue().endswith(" WARNING  child died                   slot=3 cause=SIGSEGV seconds=0.123457\n")
     assert stream.getvalue().count(":") == 2
 
 
-def test_fields_keep_a_record_on_one_line() -> None:
-    stream = io.StringIO()
+def test_fields_keep_a_record_on_one_line(stream: io.StringIO) -> None:
     configure(stream=stream)
     log.info(
         "failed", extra={"fields": {"name": "a b", "error": 'line 1\nline "2"', "empty": "", "queues": ["a", "b"]}}
@@ -45,8 +48,7 @@ def test_fields_keep_a_record_on_one_line() -> None:
     assert r'name="a b" error="line 1\nline \"2\"" empty="" queues=a,b' in stream.getvalue()
 
 
-def test_a_stack_stands_below_its_line() -> None:
-    stream = io.StringIO()
+def test_a_stack_stands_below_its_line(stream: io.StringIO) -> None:
     configure(stream=stream)
     log.warning("stack of a child", extra={"fields": {"stack": "Current thread:\n  File \x1b\n", "pid": 7}})
     log.warning("a child died", extra={"fields": {"stack": ["in a", "in b"]}})
@@ -56,8 +58,7 @@ def test_a_stack_stands_below_its_line() -> None:
     assert last.endswith(' stack="in a,in b"')
 
 
-def test_json_lines_hold_the_same() -> None:
-    stream = io.StringIO()
+def test_json_lines_hold_the_same(stream: io.StringIO) -> None:
     configure("debug", "json", stream)
     log.debug("job acked", extra={"fields": {"id": "ab", "name": "x", "level": "mine"}, "slot": 2})
     entry = json.loads(stream.getvalue())
@@ -66,8 +67,7 @@ def test_json_lines_hold_the_same() -> None:
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_an_exception_is_written_with_its_traceback(style: str) -> None:
-    stream = io.StringIO()
+def test_an_exception_is_written_with_its_traceback(style: str, stream: io.StringIO) -> None:
     configure("info", style, stream)
     try:
         raise ValueError("oh")
@@ -87,16 +87,14 @@ def test_colours_only_on_a_terminal_and_never_with_no_color(monkeypatch: pytest.
         assert ("\x1b[" in stream.getvalue()) is coloured
 
 
-def test_below_the_level_nothing_is_written() -> None:
-    stream = io.StringIO()
+def test_below_the_level_nothing_is_written(stream: io.StringIO) -> None:
     configure("warning", stream=stream)
     log.info("x")
     assert stream.getvalue() == ""
 
 
-def test_configuring_twice_does_not_write_twice() -> None:
+def test_configuring_twice_does_not_write_twice(stream: io.StringIO) -> None:
     configure(stream=io.StringIO())
-    stream = io.StringIO()
     configure(stream=stream)
     log.info("x")
     assert stream.getvalue().count("\n") == 1
@@ -119,8 +117,7 @@ def test_a_flood_of_one_kind_is_thinned_out_and_counted(monkeypatch: pytest.Monk
     assert passes("rejected") == (True, None)
 
 
-def test_a_status_line_stays_below_the_log() -> None:
-    stream = io.StringIO()
+def test_a_status_line_stays_below_the_log(stream: io.StringIO) -> None:
     handler = LineHandler(stream)
     handler.status("half done")
     handler.emit(logging.makeLogRecord({"msg": "child died"}))
@@ -234,8 +231,7 @@ def test_a_fork_writes_by_itself(pipe: tuple[TextIO, TextIO]) -> None:
     assert here.readline().endswith("from the fork\n")
 
 
-def test_a_stream_without_a_descriptor_stays_as_it_is() -> None:
-    stream = io.StringIO()
+def test_a_stream_without_a_descriptor_stays_as_it_is(stream: io.StringIO) -> None:
     handler = configure(stream=stream)
     handler.write_in_background()
     log.info("at once")
@@ -243,8 +239,7 @@ def test_a_stream_without_a_descriptor_stays_as_it_is() -> None:
     assert stream.getvalue().endswith("at once\n")
 
 
-def test_a_handlers_line_begins_with_its_job_and_cannot_steer_or_forge() -> None:
-    stream = io.StringIO()
+def test_a_handlers_line_begins_with_its_job_and_cannot_steer_or_forge(stream: io.StringIO) -> None:
     configure(stream=stream)
     said = "\x1b[2Jred\n12:00:00.000 CRITICAL a message is dead"
     logging.getLogger(JOB_LOG).info(said, extra={"fields": {"handler": "greet", "id": "ab", "left_out": 3}})
@@ -255,8 +250,7 @@ def test_a_handlers_line_begins_with_its_job_and_cannot_steer_or_forge() -> None
     assert third.endswith(" INFO     slot 3: late")
 
 
-def test_the_close_sums_up_what_was_thinned_out() -> None:
-    stream = io.StringIO()
+def test_the_close_sums_up_what_was_thinned_out(stream: io.StringIO) -> None:
     handler = configure("info", "json", stream)
     for _ in range(12):
         log.info("dead", extra={"limit": "dead"})

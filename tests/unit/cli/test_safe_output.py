@@ -1,4 +1,4 @@
-"""What comes from messages, handlers, brokers and other hosts cannot steer a terminal, in any verb, as text or JSON."""
+"""What verbs print: tables that fit, and nothing from elsewhere that steers a terminal, as text or JSON."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import logging
 import re
 import sqlite3
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from calling import Jobpool
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.cli.output import columns, table
+from jobpool.cli.output import BLOCK_ROWS, aligned, answer, columns, cut, fit, table
 from jobpool.cli.top import tell as tell_health
 from jobpool.cli.top_lines import cells, headline
 from jobpool.cli.top_screen import View
+from jobpool.errors import BackendUnavailable
 from jobpool.message.masking import Masker
 from jobpool.message.printable import json_text, one_line, printable
 from jobpool.ops.health import Check, Health
@@ -28,6 +31,70 @@ from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import AttemptRow, encode, row_of
 from jobpool.telemetry.logs import configure
 from jobpool.telemetry.metrics.pages import text_page
+
+COLUMNS = columns("ID, HANDLER~, WHY~")
+
+
+def test_a_line_is_cut_to_the_places_that_it_takes() -> None:
+    lines = {("reports", 7): "reports", ("reports", 4): "rep…", ("日本語", 6): "日本語", ("日本語", 5): "日本…"}
+    lines |= {("日本語", 4): "日…", ("日本語", 1): "…", ("reports", 0): "…"}
+    assert {given: cut(*given) for given in lines} == lines
+
+
+def test_only_flexible_columns_are_cut_the_widest_first() -> None:
+    for room, widths in [
+        (100, [16, 20, 40]),
+        (76, [16, 20, 40]),
+        (60, [16, 20, 24]),
+        (40, [16, 12, 12]),
+        (10, [16, 8, 8]),
+    ]:
+        assert fit(COLUMNS, [16, 20, 40], room) == widths, room
+
+
+def test_a_cell_takes_the_places_that_a_terminal_gives_it() -> None:
+    rows = [["a\nb", "1", "日本語の長いテキスト"], ["cd", "22", "e\u0301"]]
+    assert aligned(columns("ID, N>, WHY~"), rows, 17, gap=1) == [
+        ["ID ", " N", "WHY       "],
+        ["a b", " 1", "日本語の… "],
+        ["cd ", "22", "e\u0301         "],
+    ]
+
+
+@pytest.mark.parametrize("json_", [False, True])
+def test_the_first_are_shown_before_the_last_are_read(capsys: pytest.CaptureFixture[str], json_: bool) -> None:
+    """A list of a million messages needs neither the memory for all of them nor their time to show the first."""
+    shown = ""
+
+    def numbers() -> Iterator[int]:
+        nonlocal shown
+        yield from range(BLOCK_ROWS + 1)
+        shown = capsys.readouterr().out
+        yield 10**20
+
+    with click.Context(click.Command("numbers")) as ctx:
+        ctx.params["json_"] = json_
+        answer(numbers(), int, columns("N>"), lambda number: [str(number)])
+    last = capsys.readouterr().out
+    assert shown.split()[1:3] == (["1,", "2,"] if json_ else ["0", "1"])
+    if json_:
+        assert len(json.loads(shown + "]")) == BLOCK_ROWS + 1, "each is shown at once, whatever its size"
+        assert json.loads(shown + last) == [*range(BLOCK_ROWS + 1), 10**20]
+    else:
+        assert last.split() == [str(BLOCK_ROWS), f"{10**20}"]
+
+
+def test_a_list_that_fails_half_way_holds_whole_values_and_is_not_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+        raise BackendUnavailable("it went away")
+
+    with click.Context(click.Command("numbers")) as ctx:
+        ctx.params["json_"] = True
+        with pytest.raises(BackendUnavailable):
+            answer(numbers(), int, (), str)
+    assert capsys.readouterr().out == "[0, 1, 2"
+
 
 STEERING = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\b\u202etxt\u2066\u200e\u061c\u2028\u2029\u200b\ufeff\U000e0041"
 HOSTILE = f"[red]{STEERING}[link=http://x]\nstate  forged"
@@ -47,10 +114,10 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def hostile(jobpool: Jobpool, broker: QueueBackend, tmp_path: Path) -> str:
     """The id of a dead letter that is hostile in each of its texts, written around the checks of a producer."""
-    assert jobpool("enqueue", "report", "-Q", "reports", "--", json.dumps({"text": HOSTILE})).exit_code == 0
+    jobpool("enqueue", "report", "-Q", "reports", "--", json.dumps({"text": HOSTILE}), code=0)
     [lease] = broker.fetch_many("reports", limit=1)
     broker.abandon(lease, "failed", f"Traceback:\n  deep\nValueError: {HOSTILE}")
-    assert jobpool("message", "post", "reports", json.dumps(HOSTILE)).exit_code == 0
+    jobpool("message", "post", "reports", json.dumps(HOSTILE), code=0)
     with sqlite3.connect(tmp_path / "jobpool.db") as connection:
         connection.execute("UPDATE messages SET handler = ?, reason = ? WHERE state = 3", (HOSTILE, HOSTILE))
     connection.close()
@@ -63,8 +130,7 @@ def hostile(jobpool: Jobpool, broker: QueueBackend, tmp_path: Path) -> str:
 )
 def test_no_verb_passes_on_what_steers(jobpool: Jobpool, hostile: str, words: list[str], json_: bool) -> None:
     words = [hostile if word == "ID" else word for word in words]
-    result = jobpool(*words, *(["--json"] if json_ else []))
-    assert result.exit_code == 0, result.stderr
+    result = jobpool(*words, *(["--json"] if json_ else []), code=0)
     assert is_safe(result.stdout), result.stdout
     if json_:
         json.loads(result.stdout)
@@ -97,8 +163,7 @@ def test_a_history_is_safe(jobpool: Jobpool, tmp_path: Path, words: list[str]) -
     attempt = AttemptRow("x", HOSTILE, "id1", 1, HOSTILE, {"n": HOSTILE}, "acked", start=1e9, duration=2.0)
     row = {**row_of(attempt, Masker()), "error": HOSTILE, "output": HOSTILE}
     HistoryFile(tmp_path / "h", 9).append([("x", encode(row))])
-    result = jobpool("history", "x", f"--history=file:{tmp_path}/h", *words)
-    assert result.exit_code == 0, result.stderr
+    result = jobpool("history", "x", f"--history=file:{tmp_path}/h", *words, code=0)
     assert is_safe(result.stdout), result.stdout
 
 

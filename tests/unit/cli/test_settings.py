@@ -40,16 +40,18 @@ def test_the_file_is_searched_upwards_and_the_database_lies_beside_it(
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
     monkeypatch.chdir(deep)
-    settings = load()
-    assert settings.workers == 3
-    assert settings.backend == f"sqlite:///{tmp_path}/jobpool.db"
+    assert load().workers == 3
+    assert load().backend == default_url() == f"sqlite:///{tmp_path}/jobpool.db"
 
 
 def test_a_table_in_pyproject_counts_and_a_pyproject_without_one_does_not(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
     inner = write(tmp_path / "inner" / "pyproject.toml", "[tool.other]\n").parent
-    assert find_config(start=inner).path == tmp_path / "pyproject.toml"
-    assert load(config=tmp_path / "pyproject.toml").workers == 3
+    config = find_config(start=inner)
+    assert config.path == tmp_path / "pyproject.toml"
+    found = load(config=config.path)
+    assert (found.workers, found.backend) == (3, default_url(config))
+    assert found.backend == f"sqlite:///{tmp_path}/jobpool.db"
 
 
 def test_jobpool_toml_wins_over_pyproject_in_the_same_directory(tmp_path: Path) -> None:
@@ -179,14 +181,10 @@ def test_jobpool_config_names_the_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_relative_paths_in_the_file_count_from_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = 'backend = "sqlite:///data/jobs.db"\nsigning_key_file = "key"\n'
-    write(tmp_path / "jobpool.toml", text)
-    write(tmp_path / "key", "new\n\nold\n")
+    write(tmp_path / "jobpool.toml", 'backend = "sqlite:///data/jobs.db"\n')
     (tmp_path / "deep").mkdir()
     monkeypatch.chdir(tmp_path / "deep")
-    settings = load()
-    assert settings.backend == f"sqlite:///{tmp_path}/data/jobs.db"
-    assert settings.signing_keys() == ("new", "old")
+    assert load().backend == f"sqlite:///{tmp_path}/data/jobs.db"
 
 
 @pytest.mark.parametrize("url", ["sqlite:////var/lib/jobs.db", "redis://localhost/0", "memory://"])
@@ -438,21 +436,6 @@ def test_a_named_file_that_is_not_there_is_refused() -> None:
 
 
 # --- signing keys -----------------------------------------------------------------------------------
-
-
-def test_the_files_key_comes_before_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "jobpool.toml", 'signing_key = ["new", "old"]\n')
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "from the environment")
-    assert load().signing_keys() == ("new", "old")
-
-
-def test_of_the_environments_keys_ours_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBS_SIGNING_KEY", "theirs")
-    assert load().signing_keys() == ("theirs",)
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", '["ours", "old"]')
-    assert load().signing_keys() == ("ours", "old")
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", " ours\n")
-    assert load().signing_keys() == ("ours",)
 
 
 def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:

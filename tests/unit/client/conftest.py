@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.settings import without_settings
 
 from jobpool.clock import ManualClock
 from jobpool.message import producer
 from jobpool_backends.memory import MemoryBackend
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without_settings(monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jobpool import Claim, ClaimMessage, ClaimNotFound, Forbidden, Jobs, Queue
-from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.broker.values import State
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, BadSignature, InvalidJob, Unsupported
@@ -16,7 +16,35 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
 
-T = TypeVar("T")
+
+class Overheard(MemoryBackend):
+    """A broker that tells `heard` of the calls for claims that were made: the name, what was sent, and the answer."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.heard: Callable[[str, Any, Any], object] = lambda *_: None
+
+    @property
+    def claims(self) -> Any:
+        store = super().claims
+
+        def overheard(name: str) -> Callable[..., Any]:
+            def call(queue: str, *words: Any, **asked: Any) -> Any:
+                answer = getattr(store, name)(queue, *words, **asked)
+                self.heard(name, words, answer)
+                return answer
+
+            return call
+
+        return SimpleNamespace(**{name: overheard(name) for name in CALLS}, stats=store.stats)
+
+
+CALLS = ("post", "claim", "get", "renew", "release", "delete_many", "pop", "list_free", "list_claims")
+
+
+@pytest.fixture
+def backend(clock: ManualClock) -> Overheard:
+    return Overheard(clock)
 
 
 @pytest.fixture
@@ -55,45 +83,20 @@ def test_bytes_stay_as_they_are(mail: Queue) -> None:
     assert payloads(mail) == [b"\x00\xff no JSON", [1, 2]]
 
 
-class Measured(ClaimStore):
-    """Notes how many messages, and bytes, each call carries."""
-
-    def __init__(self, store: ClaimStore) -> None:
-        self._inner = store
-        self.carried: list[tuple[int, int]] = []
-
-    def post(self, queue: str, posts: Sequence[NewPost]) -> list[str]:
-        self._note(posts)
-        return self._inner.post(queue, posts)
-
-    def list_free(self, queue: str, **asked: object) -> list[QueueMessage]:
-        page = self._inner.list_free(queue, **asked)  # type: ignore[arg-type]
-        self._note(page)
-        return page
-
-    def _note(self, messages: Sequence[NewPost | QueueMessage]) -> None:
-        self.carried.append((len(messages), sum(len(message.body) for message in messages)))
-
-
-class MeasuredBackend(MemoryBackend):
-    @property
-    def claims(self) -> Measured:
-        measured: Measured = self.__dict__.setdefault("measured", Measured(super().claims))
-        return measured
-
-
-def test_no_call_carries_more_than_a_broker_can_take_or_a_listing_needs(clock: ManualClock) -> None:
-    backend = MeasuredBackend(clock=clock)
-    mail = Jobs(backend=backend).queue("mail")
+def test_no_call_carries_more_than_a_broker_can_take_or_a_listing_needs(backend: Overheard, mail: Queue) -> None:
+    carried: list[list[int]] = []  # by each call: the sizes of its messages
+    backend.heard = lambda name, sent, answer: carried.append(
+        [len(message.body) for message in (sent[0] if name == "post" else answer)]
+    )
     ids = mail.post([*(b"x" * 2**20 for _ in range(41)), *(b"small" for _ in range(620))])
-    assert sum(messages for messages, _ in backend.claims.carried) == len(ids)
-    assert max(size for _, size in backend.claims.carried) <= 5 * 2**20
-    assert max(messages for messages, _ in backend.claims.carried) == 500
-    backend.claims.carried.clear()
+    assert sum(map(len, carried)) == len(ids)
+    assert max(map(sum, carried)) <= 5 * 2**20
+    assert max(map(len, carried)) == 500
+    carried.clear()
     assert [message.id for message in mail.messages()] == ids
-    pages = [messages for messages, _ in backend.claims.carried]
+    pages = list(map(len, carried))
     assert pages[0] == 20
-    assert max(size for _, size in backend.claims.carried[1:]) <= 4 * 2**20
+    assert max(map(sum, carried[1:])) <= 4 * 2**20
     assert 200 in pages
 
 
@@ -121,10 +124,6 @@ def test_lives_and_delays(mail: Queue, clock: ManualClock) -> None:
 
 
 # --- claiming ---------------------------------------------------------------------------------------------
-
-
-def test_a_claim_of_nothing_is_none(mail: Queue) -> None:
-    assert mail.claim() is None
 
 
 def test_handled_messages_are_deleted_as_the_loop_goes_on(mail: Queue) -> None:
@@ -277,74 +276,46 @@ def test_a_job_that_nobody_of_ours_signed_does_not_show_its_payload(clock: Manua
 # --- a broker that does not answer, and one that cannot -----------------------------------------------------
 
 
-class Deaf(ClaimStore):
-    """Makes every call, and loses the first reply to each kind."""
+@pytest.fixture
+def deaf(backend: Overheard) -> Queue:
+    """On a broker that makes every call, and loses the first reply to each kind."""
+    lost: set[str] = set()
 
-    def __init__(self, store: ClaimStore) -> None:
-        self._inner = store
-        self._lost: set[str] = set()
-
-    def post(self, queue: str, posts: list[NewPost]) -> list[str]:  # type: ignore[override]
-        return self._answer("post", lambda: self._inner.post(queue, posts))
-
-    def claim(self, queue: str, **asked: object) -> HeldClaim | None:
-        return self._answer("claim", lambda: self._inner.claim(queue, **asked))  # type: ignore[arg-type]
-
-    def release(self, queue: str, claim_id: str) -> int:
-        return self._answer("release", lambda: self._inner.release(queue, claim_id))
-
-    def delete_many(self, queue: str, idents: Sequence[str], claim_id: str | None = None) -> list[Deleted]:
-        return self._answer("delete", lambda: self._inner.delete_many(queue, idents, claim_id))
-
-    def stats(self, queue: str) -> ClaimStats:
-        return self._inner.stats(queue)
-
-    def _answer(self, kind: str, call: Callable[[], T]) -> T:
-        answer = call()
-        if kind not in self._lost:
-            self._lost.add(kind)
+    def lose(name: str, *_: object) -> None:
+        if name not in lost:
+            lost.add(name)
             raise BackendUnavailable("the reply was lost")
-        return answer
+
+    backend.heard = lose
+    return Jobs(backend=backend).queue("mail")
 
 
-class DeafBackend(MemoryBackend):
-    @property
-    def claims(self) -> ClaimStore:
-        store: ClaimStore = self.__dict__.setdefault("deaf", Deaf(super().claims))
-        return store
+def test_lost_replies_post_nothing_twice_and_hold_nothing_back(deaf: Queue) -> None:
+    deaf.post([1, 2])
+    assert [message.payload for message in claimed(deaf).messages] == [1, 2]
+    assert deaf._backend().stats("mail").posted == 2
 
 
-def test_lost_replies_post_nothing_twice_and_hold_nothing_back(clock: ManualClock) -> None:
-    backend = DeafBackend(clock=clock)
-    mail = Jobs(backend=backend).queue("mail")
-    mail.post([1, 2])
-    assert [message.payload for message in claimed(mail).messages] == [1, 2]
-    assert mail._backend().stats("mail").posted == 2
-
-
-def test_a_loop_whose_delete_got_no_reply_can_be_gone_on_with(clock: ManualClock) -> None:
-    mail = Jobs(backend=DeafBackend(clock=clock)).queue("mail")
-    mail.post([1, 2, 3])
-    claim = claimed(mail)
+def test_a_loop_whose_delete_got_no_reply_can_be_gone_on_with(deaf: Queue) -> None:
+    deaf.post([1, 2, 3])
+    claim = claimed(deaf)
     seen: list[int] = []
     with pytest.raises(BackendUnavailable):
         seen.extend(message.payload for message in claim)
     seen.extend(message.payload for message in claim)
     assert seen == [1, 2, 3]
-    assert mail.stats().total == 0
+    assert deaf.stats().total == 0
 
 
-def test_the_exception_of_a_block_is_not_hidden_by_a_release_without_a_reply(clock: ManualClock) -> None:
-    mail = Jobs(backend=DeafBackend(clock=clock)).queue("mail")
-    mail.post([0])
+def test_the_exception_of_a_block_is_not_hidden_by_a_release_without_a_reply(deaf: Queue) -> None:
+    deaf.post([0])
     with pytest.raises(ZeroDivisionError):
-        work_on(claimed(mail), lambda payload: 1 // payload)
+        work_on(claimed(deaf), lambda payload: 1 // payload)
 
 
-def test_a_release_without_a_reply_is_told_where_nothing_else_is(clock: ManualClock) -> None:
-    mail = Jobs(backend=DeafBackend(clock=clock)).queue("mail")
-    mail.post([1])
-    with pytest.raises(BackendUnavailable), claimed(mail):
+def test_a_release_without_a_reply_is_told_where_nothing_else_is(deaf: Queue) -> None:
+    deaf.post([1])
+    with pytest.raises(BackendUnavailable), claimed(deaf):
         pass
 
 

@@ -24,13 +24,6 @@ from jobpool.message import producer
 from jobpool.message.definition import JobDefinition
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in ("JOBPOOL_BACKEND", "JOBPOOL_SIGNING_KEY", "JOBPOOL_CONFIG", "JOBS_SIGNING_KEY"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def memory() -> Iterator[QueueBackend]:
     backend = open_backend("memory://")
@@ -64,24 +57,20 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-def test_a_job_is_defined_and_dispatched(memory: QueueBackend) -> None:
+def test_a_job_is_sent_in_each_of_its_forms(memory: QueueBackend) -> None:
     jobs = Jobs(backend=memory)
-    ident = jobs.define("report", {"customer": 7}).queue("reports").max_retries(5).dispatch()
-    [message] = memory.list_messages()
-    assert (message.id, message.queue, message.handler) == (ident, "reports", "report")
-
-
-def test_a_definition_and_a_builder_are_enqueued_alike(memory: QueueBackend) -> None:
-    jobs = Jobs(backend=memory)
-    ids = [jobs.enqueue(JobDefinition("report")), jobs.enqueue(jobs.define("report"))]
-    assert [message.id for message in memory.list_messages()] == ids
-
-
-def test_a_name_and_a_payload_are_a_job(memory: QueueBackend) -> None:
-    jobs = Jobs(backend=memory)
-    ids = [jobs.enqueue("report", {"customer": 7}), asyncio.run(jobs.aenqueue("report"))]
-    found = [lease.envelope.payload for lease in memory.fetch_many("default", limit=2)]
-    assert (len(ids), found) == (2, [{"customer": 7}, {}])
+    ids = [
+        jobs.define("report", {"customer": 7}).queue("reports").max_retries(5).dispatch(),
+        jobs.enqueue(JobDefinition("report")),
+        jobs.enqueue(jobs.define("report")),
+        jobs.enqueue("report", {"customer": 7}),
+        asyncio.run(jobs.aenqueue("report")),
+    ]
+    messages = memory.list_messages()
+    assert [(message.id, message.handler) for message in messages] == [(ident, "report") for ident in ids]
+    assert [message.queue for message in messages] == ["reports", *["default"] * 4]
+    found = [lease.envelope.payload for lease in memory.fetch_many("default", limit=4)]
+    assert found == [{}, {}, {"customer": 7}, {}]
     with pytest.raises(InvalidJob, match="give a payload with a handler's name only"):
         jobs.enqueue(JobDefinition("report"), {"customer": 7})
 

@@ -39,14 +39,6 @@ from jobpool.settings import Settings, load
 from jobpool_backends.sqlite import SqliteBackend
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in ("BACKEND", "SIGNING_KEY", "SIGNING_KEY_FILE", "CONFIG"):
-        monkeypatch.delenv(f"JOBPOOL_{variable}", raising=False)
-    monkeypatch.delenv("JOBS_SIGNING_KEY", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
 def installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     """These backends, and no others, are installed."""
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: list(points))
@@ -350,24 +342,6 @@ def test_the_settings_of_a_pool_show_no_secret() -> None:
 # --- what applies when nothing is named ------------------------------------------------------------------------------
 
 
-def test_the_default_is_a_file_in_the_working_directory(tmp_path: Path) -> None:
-    assert default_url() == f"sqlite:///{tmp_path}/jobpool.db"
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("jobpool.toml", 'name = "x"\n'), ("pyproject.toml", "[tool.jobpool]\n")],
-)
-def test_the_default_is_a_file_beside_the_nearest_configuration_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
-) -> None:
-    below = tmp_path / "src" / "app"
-    below.mkdir(parents=True)
-    (tmp_path / name).write_text(text)
-    monkeypatch.chdir(below)
-    assert default_url() == f"sqlite:///{tmp_path}/jobpool.db"
-
-
 def test_the_configuration_file_names_the_backend_and_the_environment_goes_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,13 +384,13 @@ def by(key: str) -> str:
 
 
 def test_the_first_key_that_is_set_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert signature(default_signer()) == ""
+    assert (signature(default_signer()), load().signing_keys()) == ("", ())
     monkeypatch.setenv("JOBS_SIGNING_KEY", "fourth")
-    assert signature(default_signer()) == by("fourth")
+    assert (signature(default_signer()), load().signing_keys()) == (by("fourth"), ("fourth",))
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "third")
-    assert signature(default_signer()) == by("third")
+    assert (signature(default_signer()), load().signing_keys()) == (by("third"), ("third",))
     (tmp_path / "jobpool.toml").write_text('signing_key = "second"\n')
-    assert signature(default_signer()) == by("second")
+    assert (signature(default_signer()), load().signing_keys()) == (by("second"), ("second",))
     assert signature(default_signer("first")) == by("first")
     assert signature(default_signer(["first", "old"])) == by("first")
 
@@ -443,16 +417,22 @@ def test_keys_that_cannot_be_used_never_fall_through_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS_SIGNING_KEY", "fallback")
-    for written in ("", " \n", "[]", '["a", ""]', '["a"', "[1]", "[key]"):
+    for written, told in [
+        *((empty, "a signing key must not be empty") for empty in ("", " \n", '["a", ""]')),
+        *((odd, "a signing key must be a text in quotes") for odd in ("[1]", '[["x"]]')),
+        *((cut, "not a JSON list") for cut in ('["a"', "[key]")),
+        ("[]", "list of signing keys is empty"),
+    ]:
         (tmp_path / "jobpool.toml").write_text(f"signing_key = {json.dumps(written)}\n")
-        for variable in (None, "JOBPOOL_SIGNING_KEY"):
+        for variable in (None, "JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY"):
             with row(written, variable), monkeypatch.context() as patch:
                 if variable:
                     (tmp_path / "jobpool.toml").unlink(missing_ok=True)
                     patch.setenv(variable, written)
-                for read in (load, default_signer):
-                    with pytest.raises(ConfigurationError, match=r"empty|text in quotes|not a JSON list"):
-                        read()
+                with pytest.raises(ConfigurationError, match=f"{variable or 'signing_key'}: .*{told}"):
+                    load()
+                with pytest.raises(ConfigurationError, match=told):
+                    default_signer()
 
 
 def test_a_file_of_keys_goes_before_an_empty_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,6 +452,7 @@ def test_keys_from_a_file_beside_the_configuration(tmp_path: Path, monkeypatch: 
     signer = default_signer()
     assert signature(signer) == by("new")
     assert signer.verify(b"body", by("old"))
+    assert load().signing_keys() == ("new", "old")
 
 
 def test_keys_from_a_file_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,17 +475,24 @@ def test_a_file_of_keys_that_everybody_can_use_is_warned_of(
     assert all("chmod 600" in text and "mine" not in text for text in told)
 
 
-def test_a_key_that_cannot_be_used_is_an_error_and_not_signing_off(tmp_path: Path) -> None:
-    for case, text, message in [
-        ("empty key", 'signing_key = ""', "empty"),
-        ("missing file", 'signing_key_file = "missing"', "cannot be read"),
-        ("file without a key", 'signing_key_file = "blank"', "holds no key"),
-        ("no path", "signing_key_file = 7", "must be a path"),
+def test_a_file_of_keys_that_cannot_be_used_is_an_error_and_not_signing_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "not a fallback")
+    for name, text, message in [
+        ('"missing"', "", "cannot be read"),
+        *(('"blank"', blank, "holds no key: write one a line") for blank in ("", "\n", " \n\t\n")),
+        ("7", "", "must be a (path|text)"),
     ]:
-        (tmp_path / "blank").write_text("\n")
-        (tmp_path / "jobpool.toml").write_text(text)
-        with row(case), pytest.raises(ConfigurationError, match=message):
-            default_signer()
+        (tmp_path / "blank").write_text(text)
+        (tmp_path / "jobpool.toml").write_text(f"signing_key_file = {name}\n")
+        for read in (default_signer, lambda: load().signing_keys()):
+            with row(name, text), pytest.raises(ConfigurationError, match=message):
+                read()
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", "")
+    for read in (default_signer, lambda: load().signing_keys()):
+        with pytest.raises(ConfigurationError, match="JOBPOOL_SIGNING_KEY_FILE must not be empty"):
+            read()
 
 
 def test_the_option_state_is_taken_out_of_a_url_and_shows_no_password() -> None:

@@ -1,4 +1,6 @@
-"""`import jobpool`: what it offers, and what it does not drag in."""
+"""`import jobpool`: what it offers, what it does not drag in, and the hooks that docs/hooks.md shows."""
+
+# ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
 
 from __future__ import annotations
 
@@ -7,23 +9,43 @@ import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from support.pages import blocks, page
 
 import jobpool
+from jobpool.broker.values import ReapPolicy
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.testing import Crash, VirtualPool
 
 HEAVY = ("click", "rich", "pydantic", "psutil", "asyncio", "importlib.metadata", "tomllib", "croniter", "zoneinfo")
 FOR_PRODUCERS = ("dataclasses", "datetime", "logging", "orjson", "threading", "sqlite3", "jobpool.message")
 FOR_POOLS = ("jobpool.cli", "jobpool.handlers", "jobpool.master", "jobpool.ipc", "jobpool.settings", "multiprocessing")
 
 
-def test_importing_jobpool_is_light(tmp_path: Path) -> None:
-    assert _imported_by("import jobpool", tmp_path, (*HEAVY, *FOR_PRODUCERS, *FOR_POOLS)) == []
+SCHEDULING = ("croniter", "zoneinfo", "difflib", "jobpool.message.cron_fields")
+OF_A_POOL = ("jobpool.testing.pool", "jobpool.master", "jobpool.policy", "jobpool.child")
 
 
-def test_a_producer_imports_nothing_of_a_pool_and_reads_no_table_of_what_is_installed(tmp_path: Path) -> None:
-    program = "import jobpool; jobpool.Jobs('sqlite:///jobs.db').define('mail').dispatch()"
-    assert _imported_by(program, tmp_path, (*HEAVY, *FOR_POOLS)) == []
+@pytest.mark.parametrize(
+    ("program", "left_out"),
+    [
+        pytest.param("pass", (*HEAVY, *FOR_PRODUCERS, *FOR_POOLS), id="an import alone"),
+        pytest.param("jobpool.Jobs('sqlite:///x.db').define('mail').dispatch()", (*HEAVY, *FOR_POOLS), id="a producer"),
+        pytest.param("jobpool.JobDefinition('report').with_queue('q')", SCHEDULING, id="who schedules nothing"),
+        pytest.param("import jobpool.worker, jobpool.client", ("jobpool.testing",), id="the kit for tests"),
+        pytest.param("import jobpool.testing.plugin", OF_A_POOL, id="its fixture, in every run of pytest"),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(tmp_path: Path, program: str, left_out: tuple[str, ...]) -> None:
+    assert _imported_by(f"import jobpool; {program}", tmp_path, left_out) == []
+
+
+def test_a_cron_expression_is_read_by_croniter(tmp_path: Path) -> None:
+    program = "import jobpool; jobpool.JobDefinition('report', cron_expression='5 * * * *')"
+    assert _imported_by(program, tmp_path, ("croniter",)) == ["croniter"]
 
 
 def _imported_by(program: str, directory: Path, names: tuple[str, ...]) -> list[str]:
@@ -69,3 +91,46 @@ def test_a_module_is_found_under_its_former_name_too() -> None:
         public = [word for word, value in vars(home).items() if getattr(value, "__module__", "") == home.__name__]
         assert public, name
         assert all(getattr(former, word) is getattr(home, word) for word in public), name
+
+
+def hooked() -> HandlerRegistry:
+    """The page's hooks, and a handler that fails."""
+    registry = HandlerRegistry()
+    names: dict[str, Any] = {name: getattr(registry, name) for name in ("before_attempt", "after_attempt", "on_death")}
+    [code] = blocks(page("hooks"))
+    types = {name: getattr(jobpool, name) for name in ("JobContext", "ExecutionResult", "DeadJob")}
+    space = {"__name__": "page", "jobpool": SimpleNamespace(**names, **types)}
+    exec(compile(code.replace("import jobpool\n", ""), "hooks.md", "exec", dont_inherit=True), space)
+
+    @registry.handler(max_retries=0)
+    def report(ctx: jobpool.JobContext, customer: int) -> None:
+        raise ValueError("no paper")
+
+    return registry
+
+
+def test_the_pages_example_sees_an_attempt_and_its_death() -> None:
+    with VirtualPool(hooked()) as pool:
+        ident = pool.enqueue(jobpool.JobDefinition("report", {"customer": 7}))
+        failed, told = pool.run_all()
+        assert failed.output.split("\n") == [
+            f"begins report {ident}",
+            "",
+            f"ended {ident} failed ValueError('no paper')",
+            "",
+        ]
+        assert "dead report {'customer': 7} failed 1\n" in told.output
+        assert [letter.id for letter in pool.dead()] == [ident]
+
+
+def test_a_crash_too_many_is_told_there_too() -> None:
+    with VirtualPool(hooked(), reap=ReapPolicy(max_crashes=1, back_off=0.0)) as pool:
+        pool.inject(Crash(), at="in_handler", times=2)
+        pool.enqueue(jobpool.JobDefinition("report", {"customer": 7}))
+        assert "dead report {'customer': 7} crash-limit 0\n" in pool.run_all()[-1].output
+
+
+def test_a_queue_that_is_closed_to_the_hooks_tells_of_nothing() -> None:
+    with VirtualPool(hooked(), queue_handlers={"default": ["report"]}) as pool:
+        pool.enqueue(jobpool.JobDefinition("report", {"customer": 7}))
+        assert len(pool.run_all()) == 1

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -91,6 +91,18 @@ def put(backend: QueueBackend, handler: str, payload: Any = None, **fields: Any)
     return backend.enqueue(JobDefinition(handler, {} if payload is None else payload, queue="reports", **fields))
 
 
+def nothing() -> None: ...
+
+
+def fails() -> None:
+    raise RuntimeError("no paper")
+
+
+def hangs() -> None:
+    while True:
+        pass
+
+
 def dead(backend: QueueBackend) -> Message:
     [message] = backend.list_messages(MessageFilter(states=(State.DEAD,)))
     return message
@@ -149,10 +161,7 @@ def test_the_context_knows_its_delivery(backend: MemoryBackend, registry: Handle
 def test_the_last_failure_makes_a_dead_letter_and_one_critical_line(
     backend: MemoryBackend, registry: HandlerRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        raise RuntimeError("no paper")
-
+    registry.handler("report")(fails)
     ident = put(backend, "report", name="daily-report")
     result = QueueWorker(backend, registry).process_once("reports")
     assert (result.status, result.attempts) == (Status.DEAD_LETTERED, 1)
@@ -167,10 +176,7 @@ def test_the_last_failure_makes_a_dead_letter_and_one_critical_line(
 
 
 def test_a_handlers_own_back_off_wins_over_the_workers(backend: MemoryBackend, registry: HandlerRegistry) -> None:
-    @registry.handler("report", max_retries=3, backoff="fixed base=1m")
-    def build(_ctx: JobContext) -> None:
-        raise RuntimeError("no paper")
-
+    registry.handler("report", max_retries=3, backoff="fixed base=1m")(fails)
     ident = put(backend, "report")
     QueueWorker(backend, registry, retry=RetryPolicy("fixed", base=5)).process_once("reports")
     message = found(backend, ident)
@@ -178,11 +184,7 @@ def test_a_handlers_own_back_off_wins_over_the_workers(backend: MemoryBackend, r
 
 
 def test_the_hard_timeout(backend: MemoryBackend, registry: HandlerRegistry) -> None:
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        while True:
-            pass
-
+    registry.handler("report")(hangs)
     before = signal.getsignal(signal.SIGALRM)
     put(backend, "report", timeout=0.05, name="endless")
     worker = QueueWorker(backend, registry)
@@ -311,10 +313,7 @@ def test_follow_ups_are_enqueued_with_the_ack(backend: MemoryBackend, registry: 
 def test_a_wrong_signature_is_rejected_and_its_handler_not_run(
     backend: MemoryBackend, registry: HandlerRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        raise AssertionError("it ran")
-
+    registry.handler("report")(fails)
     backend.signer = EnvelopeSigner("theirs")
     put(backend, "report", max_retries=5)
     put(backend, "report", max_retries=5)
@@ -349,13 +348,13 @@ def test_a_handler_that_is_deployed_in_time_runs(
     put(backend, "report")
     worker = QueueWorker(backend, registry)
     assert worker.process_once("reports").status is Status.RELEASED
-    registry.handler("report")(lambda _ctx: None)
+    registry.handler("report")(nothing)
     clock.advance(5)
     assert worker.process_once("reports") == WorkerResult(Status.ACKED, attempts=1)
 
 
 def test_a_handler_that_the_queue_does_not_allow(backend: MemoryBackend, registry: HandlerRegistry) -> None:
-    registry.handler("shell")(lambda _ctx: None)
+    registry.handler("shell")(nothing)
     put(backend, "shell", max_retries=5)
     worker = QueueWorker(backend, registry, queue_handlers={"reports": ["report"]})
     assert worker.process_once("reports").status is Status.DEAD_LETTERED
@@ -365,7 +364,7 @@ def test_a_handler_that_the_queue_does_not_allow(backend: MemoryBackend, registr
 def test_a_job_that_expired_is_not_started(
     backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock
 ) -> None:
-    registry.handler("report")(lambda _ctx: None)
+    registry.handler("report")(nothing)
     put(backend, "report", expires_in=10)
     clock.advance(10)
     assert QueueWorker(backend, registry).process_once("reports").status is Status.DEAD_LETTERED
@@ -376,10 +375,7 @@ def test_a_job_that_expired_is_not_started(
 
 
 def test_too_late_nothing_is_settled(backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock) -> None:
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        clock.advance(30)
-
+    registry.handler("report")(lambda: clock.advance(30))
     ident = put(backend, "report")
     worker = QueueWorker(backend, registry, ttl=30)
     assert worker.process_once("reports") == WorkerResult(Status.LOST, attempts=1, error="lease lost")
@@ -393,23 +389,18 @@ def test_the_lease_is_renewed_while_the_handler_runs(registry: HandlerRegistry) 
     backend = Unsteady()
     backend.silent_renewals = 1
 
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        wait_until(lambda: backend.renewals >= 6)  # at least 1.3 of the lease's 0.9 s, one renewal lost
-
+    # At least 1.3 of the lease's 0.9 s, one renewal lost.
+    registry.handler("report")(lambda: wait_until(lambda: backend.renewals >= 6))
     put(backend, "report")
     assert QueueWorker(backend, registry, ttl=0.9).process_once("reports").status is Status.ACKED
-    assert [thread.name for thread in threading.enumerate() if "renew" in thread.name] == []
+    assert the_renewals_have_ended()
     backend.close()
 
 
 def test_a_lease_shorter_than_asked_for_is_renewed_by_its_own_length(registry: HandlerRegistry) -> None:
     backend = OwnLeases(1.5)  # a busy machine may stand still for some of it
 
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        wait_until(lambda: len(backend.renewed_at) >= 4)
-
+    registry.handler("report")(lambda: wait_until(lambda: len(backend.renewed_at) >= 4))
     put(backend, "report")
     assert QueueWorker(backend, registry, ttl=600.0).process_once("reports").status is Status.ACKED
     backend.close()
@@ -418,67 +409,55 @@ def test_a_lease_shorter_than_asked_for_is_renewed_by_its_own_length(registry: H
 def test_a_lease_longer_than_asked_for_is_not_renewed_too_early(registry: HandlerRegistry) -> None:
     backend = OwnLeases(600.0)
 
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        threading.Event().wait(0.3)
-
+    registry.handler("report")(lambda: threading.Event().wait(0.3))
     put(backend, "report")
     assert QueueWorker(backend, registry, ttl=0.3).process_once("reports").status is Status.ACKED
     assert backend.renewed_at == []
     backend.close()
 
 
-def test_a_lease_that_breaks_is_noticed_at_once_and_not_settled(registry: HandlerRegistry) -> None:
-    backend = Breakable()
+def the_renewals_have_ended() -> bool:
+    return not any("renew" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("made", "lose", "ttl", "error"),
+    [
+        pytest.param(Breakable, lambda it: it.break_all(it.leases), 600.0, "lease lost", id="it breaks"),
+        pytest.param(Unsteady, lambda it: it.release(it.leases[0]), 0.6, "lease lost", id="a renewal is told"),
+        pytest.param(
+            Unsteady,
+            lambda it: it.release(it.leases[0]),
+            600.0,
+            "the backend refused the settlement: not-in-flight",
+            id="the settlement is refused",
+        ),
+    ],
+)
+def test_a_lease_that_is_lost_meanwhile_is_not_settled(
+    made: Callable[[], Any], lose: Callable[[Any], object], ttl: float, error: str, registry: HandlerRegistry
+) -> None:
+    backend = made()
 
     @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        [leased] = backend.leases
-        backend.break_all([leased])
-        wait_until(lambda: not any("renew" in thread.name for thread in threading.enumerate()))
+    def build() -> None:
+        lose(backend)
+        if error == "lease lost":  # it is noticed while the handler runs
+            wait_until(the_renewals_have_ended)
 
     put(backend, "report")
-    worker = QueueWorker(backend, registry, ttl=600.0)
-    assert worker.process_once("reports").status is Status.LOST
-    assert worker.counters["reports"] == {"jobs_fetched": 1, "jobs_lease_lost": 1}
-    assert backend.stats("reports").waiting == 1
-    backend.close()
-
-
-def test_a_lease_that_the_backend_calls_lost_is_not_settled(registry: HandlerRegistry) -> None:
-    backend = Unsteady()
-
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        backend.release(backend.leases[0])
-        wait_until(lambda: not any("renew" in thread.name for thread in threading.enumerate()))
-
-    put(backend, "report")
-    assert QueueWorker(backend, registry, ttl=0.6).process_once("reports").status is Status.LOST
-    assert backend.stats("reports").waiting == 1
-    backend.close()
-
-
-def test_a_settlement_that_is_refused_is_lost(registry: HandlerRegistry) -> None:
-    backend = Unsteady()
-
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        backend.release(backend.leases[0])
-
-    put(backend, "report")
-    worker = QueueWorker(backend, registry)
+    worker = QueueWorker(backend, registry, ttl=ttl)
     result = worker.process_once("reports")
-    assert result.status is Status.LOST
-    assert result.error == "the backend refused the settlement: not-in-flight"
+    assert (result.status, result.error) == (Status.LOST, error)
     assert worker.counters["reports"] == {"jobs_fetched": 1, "jobs_lease_lost": 1}
+    assert backend.stats("reports").waiting == 1
     backend.close()
 
 
 def test_a_silent_broker_is_asked_again_while_the_lease_runs(registry: HandlerRegistry) -> None:
     backend = Unsteady()
     backend.silent_settlements = 2
-    registry.handler("report")(lambda _ctx: None)
+    registry.handler("report")(nothing)
     put(backend, "report")
     assert QueueWorker(backend, registry).process_once("reports").status is Status.ACKED
     assert backend.stats("reports").pending == 0
@@ -488,7 +467,7 @@ def test_a_silent_broker_is_asked_again_while_the_lease_runs(registry: HandlerRe
 def test_a_broker_that_stays_silent_is_an_error_not_a_result(registry: HandlerRegistry) -> None:
     backend = Unsteady()
     backend.silent_settlements = 1000
-    registry.handler("report")(lambda _ctx: None)
+    registry.handler("report")(nothing)
     put(backend, "report")
     with pytest.raises(BackendUnavailable):
         QueueWorker(backend, registry, ttl=0.3).process_once("reports")
@@ -502,7 +481,7 @@ def test_options_out_of_bounds(backend: MemoryBackend, options: dict[str, float]
 
 
 def test_on_sqlite_from_the_client_to_the_ack(tmp_path: Path, registry: HandlerRegistry) -> None:
-    registry.handler("report")(lambda _ctx: None)
+    registry.handler("report")(nothing)
     with Jobs(f"sqlite:///{tmp_path}/jobs.db", signing_key="secret") as jobs:
         jobs.define("report").queue("reports").dispatch()
         jobs.define("report").queue("reports").dispatch()
@@ -573,10 +552,7 @@ def test_the_inline_runner_returns_the_result(registry: HandlerRegistry) -> None
 
 
 def test_what_fails_inline_is_raised(registry: HandlerRegistry) -> None:
-    @registry.handler("report")
-    def build(_ctx: JobContext) -> None:
-        raise RuntimeError("no paper")
-
+    registry.handler("report")(fails)
     backend = open_backend("sync://", runner=inline_runner(registry))
     with pytest.raises(JobFailed, match="no paper") as caught:
         backend.enqueue(JobDefinition("report", queue="slow", max_retries=5))
@@ -591,11 +567,7 @@ def test_an_unknown_handler_inline_is_raised(registry: HandlerRegistry) -> None:
 
 
 def test_a_timeout_inline_is_raised(registry: HandlerRegistry) -> None:
-    @registry.handler("report", timeout=0.05)
-    def build(_ctx: JobContext) -> None:
-        while True:
-            pass
-
+    registry.handler("report", timeout=0.05)(hangs)
     with pytest.raises(JobFailedError, match="exceeded maximum execution time"):
         inline_runner(registry)(JobDefinition("report"))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from datetime import date, timedelta
 
 import pytest
@@ -166,19 +164,6 @@ def test_an_unknown_zone_is_refused_and_near_ones_named() -> None:
         with row(name), pytest.raises(InvalidJob, match=re.escape(hint)) as refused:
             open_zone(name)  # type: ignore[arg-type]
         assert len(str(refused.value)) < 250, name
-
-
-def test_who_schedules_nothing_does_not_import_what_schedules() -> None:
-    code = (
-        "import sys, jobpool\n"
-        "jobpool.JobDefinition('report').with_queue('q')\n"
-        "names = {'croniter', 'zoneinfo', 'difflib', 'jobpool.message.cron_fields'}\n"
-        "heavy = names & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "jobpool.JobDefinition('report', cron_expression='5 * * * *')\n"
-        "assert 'croniter' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_longest_wait_is_found() -> None:

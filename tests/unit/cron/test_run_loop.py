@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 
@@ -57,27 +56,11 @@ def rig() -> CronRig:
     return rig
 
 
-class Lines(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 @pytest.fixture
-def lines() -> Iterator[list[logging.LogRecord]]:
-    """What the scheduler logs, whatever other tests have set up for the logs."""
-    logger, handler = logging.getLogger("jobpool.cron"), Lines()
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    yield handler.records
-    logger.removeHandler(handler)
-    logger.setLevel(before)
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """With all that the scheduler logs."""
+    caplog.set_level(logging.DEBUG, "jobpool.cron")
+    return caplog
 
 
 def test_each_minute_fires_when_it_begins(rig: CronRig) -> None:
@@ -94,7 +77,7 @@ def test_each_minute_fires_when_it_begins(rig: CronRig) -> None:
     "error", [BackendUnavailable("nobody there"), AccessRefused("the password was changed")], ids=type
 )
 def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
-    rig: CronRig, lines: list[logging.LogRecord], error: JobpoolError
+    rig: CronRig, lines: pytest.LogCaptureFixture, error: JobpoolError
 ) -> None:
     rig.backend.error = error
 
@@ -107,7 +90,7 @@ def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
     assert {("a", text(number)) for number in (4, 5, 6)} <= set(rig.queued())
     assert len(rig.queued()) == len(set(rig.queued()))
     assert MAX_RETRY_PAUSE_S * 0.75 <= max(sleeper.slept) <= MAX_RETRY_PAUSE_S
-    said = [record.getMessage() for record in lines if record.levelno > logging.DEBUG]
+    said = [record.getMessage() for record in lines.records if record.levelno > logging.DEBUG]
     assert said[0] == "schedule fired"
     assert said[1] == "cron is ready"
     assert said.count("firings wait for the broker") == said.count("the broker answers again") == 1
@@ -179,7 +162,7 @@ def test_each_of_many_that_fail_at_once_is_named() -> None:
 
 
 def test_a_run_that_fails_is_told_with_its_stack_and_what_it_printed(
-    rig: CronRig, lines: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
+    rig: CronRig, lines: pytest.LogCaptureFixture
 ) -> None:
     @rig.registry.handler
     def talk() -> None:
@@ -189,13 +172,13 @@ def test_a_run_that_fails_is_told_with_its_stack_and_what_it_printed(
 
     rig.scheduler.define("talk").every_minute()
     firings = [firing for firing in rig.runner().run() if firing.name == "talk"]
-    with caplog.at_level("INFO", "jobpool.job"):
+    with lines.at_level("INFO", "jobpool.job"):
         report(firings, ChildOptions(lines_level=logging.INFO))
         report(firings, ChildOptions())
-    said = [record for record in caplog.records if record.name == "jobpool.job"]
+    said = [record for record in lines.records if record.name == "jobpool.job"]
     assert [record.getMessage() for record in said] == ["password=*** and the first line", "the second"]
     assert {record.fields["schedule"] for record in said} == {"talk"}  # type: ignore[attr-defined]
-    fields = lines[0].fields  # type: ignore[attr-defined]
+    fields = lines.records[-1].fields  # type: ignore[attr-defined]
     assert fields["why"] == "RuntimeError: no paper, token=***"
     assert fields["stack"].endswith("\nRuntimeError: no paper, token=***")
     assert "hunter2" not in fields["stack"]
@@ -207,10 +190,10 @@ def test_a_run_that_fails_is_told_with_its_stack_and_what_it_printed(
     [(FiringStatus.FIRED, "INFO"), (FiringStatus.FAILED, "ERROR"), (FiringStatus.MISSED, "WARNING")],
 )
 def test_each_firing_is_a_line_with_its_lateness(
-    status: FiringStatus, level: str, lines: list[logging.LogRecord]
+    status: FiringStatus, level: str, lines: pytest.LogCaptureFixture
 ) -> None:
     report([Firing("nightly", START + timedelta(minutes=1), status, 0.25, id="abc")], ChildOptions())
-    [record] = lines
+    [record] = lines.records
     assert record.levelname == level
     fields = record.fields  # type: ignore[attr-defined]
     assert fields == {"name": "nightly", "at": text(1), "lateness": 0.25, "id": "abc"}

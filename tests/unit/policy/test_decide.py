@@ -197,6 +197,7 @@ def test_too_late_whatever_happened(outcome: Outcome, now: float) -> None:
     assert settlement == Leave("lease lost")
     assert status_of(settlement, outcome) is Status.LOST
     assert counters_of(settlement, outcome) == ("lease_lost",)
+    assert decide(outcome, FIRST, Rules(), RETRY, EXPIRES_AT - 1e-6) != settlement or isinstance(outcome, LostLease)
 
 
 def test_of_a_cancelled_delivery_only_what_came_first_stays() -> None:
@@ -206,10 +207,6 @@ def test_of_a_cancelled_delivery_only_what_came_first_stays() -> None:
         assert first or isinstance(cancelled(outcome), Cancelled)
     assert cancelled(Crashed("SIGSEGV")) == Cancelled("cancelled by a person", "SIGSEGV")
     assert cancelled(Failed("ValueError", cause="said")) == Cancelled("ValueError", "said")
-
-
-def test_just_in_time() -> None:
-    assert decide(Succeeded(), FIRST, Rules(), RETRY, EXPIRES_AT - 1e-6) == Ack()
 
 
 @pytest.mark.parametrize("seen_for", [600.0, 3600.0], ids=["at the grace", "after it"])
@@ -282,27 +279,26 @@ def test_status_and_counters(outcome: Outcome, lease: JobLease, status: Status, 
     assert sorted(counters_of(settlement, outcome)) == counters
 
 
-@pytest.mark.parametrize("outcome", [Crashed("SIGSEGV"), NeverStarted(3, "SIGKILL")], ids=["crashed", "never started"])
-def test_a_crash_that_is_left_to_expire_counts_as_a_crash(outcome: Outcome) -> None:
-    settlement = decide(outcome, FIRST, EXPIRING, RETRY, NOW)
-    assert status_of(settlement, outcome) is Status.CRASHED
-    assert counters_of(settlement, outcome) == ("crashed",)
-
-
-def test_what_moves_is_counted_as_what_it_was_and_as_moved() -> None:
-    rows: list[tuple[str, Outcome, tuple[str, ...]]] = [
-        ("crashed", Crashed("SIGSEGV"), ("crashed", "moved")),
-        ("never started", NeverStarted(3, "SIGKILL"), ("crashed", "moved")),
-        ("memory limit", MemoryExceeded("2 GiB"), ("failed", "moved")),
-    ]
-    for case, outcome, counters in rows:
-        settlement = decide(outcome, FIRST, MOVING, RETRY, NOW)
-        assert status_of(settlement, outcome) is Status.MOVED, case
-        assert counters_of(settlement, outcome) == counters, case
-        assert status_of(settlement, outcome, Settled.NOT_OWNER) is Status.LOST, case
+@pytest.mark.parametrize(
+    ("rules", "outcome", "status", "counters"),
+    [
+        (EXPIRING, Crashed("SIGSEGV"), Status.CRASHED, ("crashed",)),
+        (EXPIRING, NeverStarted(3, "SIGKILL"), Status.CRASHED, ("crashed",)),
+        (MOVING, Crashed("SIGSEGV"), Status.MOVED, ("crashed", "moved")),
+        (MOVING, NeverStarted(3, "SIGKILL"), Status.MOVED, ("crashed", "moved")),
+        (MOVING, MemoryExceeded("2 GiB"), Status.MOVED, ("failed", "moved")),
+    ],
+    ids=lambda value: {EXPIRING: "left to expire", MOVING: "moved"}.get(value) if isinstance(value, Rules) else None,
+)
+def test_what_is_left_to_expire_or_moves_is_counted_as_what_it_was(
+    rules: Rules, outcome: Outcome, status: Status, counters: tuple[str, ...]
+) -> None:
+    settlement = decide(outcome, FIRST, rules, RETRY, NOW)
+    assert (status_of(settlement, outcome), counters_of(settlement, outcome)) == (status, counters)
 
 
 @pytest.mark.parametrize("answer", [Settled.NOT_IN_FLIGHT, Settled.EXPIRED, Settled.NOT_OWNER])
 def test_what_the_backend_refused_is_lost(answer: Settled) -> None:
-    assert status_of(Ack(), Succeeded(), answer) is Status.LOST
-    assert counters_of(Ack(), Succeeded(), answer) == ("lease_lost",)
+    for settlement, outcome in ((Ack(), Succeeded()), (TO_CAREFUL, Crashed(DEATH)), (TO_BIG, TOO_LARGE)):
+        assert status_of(settlement, outcome, answer) is Status.LOST
+        assert counters_of(settlement, outcome, answer) == ("lease_lost",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, cast
 
@@ -72,6 +73,8 @@ def test_what_is_asked_for() -> None:
 
 def test_limits_are_a_queues_own() -> None:
     assert Limits(concurrency={"reports": 4}).of("mails") == QueueLimits()
+    assert not Limits(idempotency_ttl=5.0)
+    assert Limits(rates_per_key={"reports": 1})
 
 
 @pytest.mark.parametrize("key", ["", "   "])
@@ -105,34 +108,20 @@ def test_without_a_key_store_it_is_refused_in_the_words_of_the_enqueue() -> None
         with row(options), pytest.raises(Exception, match=f"needs for {names}: leave {names} out") as refused:
             JobDefinition("report", **options).require(False, "sync")
         assert said == str(refused.value), options
+    assert [refusal(an_envelope(**plain), "sync") for plain in ({}, {"timeout": 5.0})] == [None, None]
 
 
-@pytest.mark.parametrize("options", [{}, {"timeout": 5.0}])
-def test_without_a_key_store_plain_jobs_run(options: dict[str, Any]) -> None:
-    assert refusal(an_envelope(**options), "sync") is None
-
-
-@pytest.mark.parametrize("most", [0, -1, 1_000_001, 1.5, True, "4"])
-@pytest.mark.parametrize("part", ["concurrency", "concurrency_per_key", "rates", "rates_per_key"])
-def test_a_limit_out_of_bounds_is_refused(part: str, most: Any) -> None:
-    with pytest.raises(ConfigurationError, match="queue 'reports' is a whole number from 1 to 1000000"):
-        Limits(**cast(dict[str, Any], {part: {"reports": most}}))
-
-
-def test_a_limit_for_what_is_no_queue_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="queue name 'my queue' is refused"):
-        Limits(rates={"my queue": 1})
-
-
-@pytest.mark.parametrize("ttl", [0, -1.0, float("nan"), 367 * 86400])
-def test_a_key_is_kept_for_some_time_and_at_most_a_year(ttl: float) -> None:
-    with pytest.raises(ConfigurationError, match="idempotency_ttl is more than 0"):
-        Limits(idempotency_ttl=ttl)
-
-
-def test_limits_say_whether_there_are_any() -> None:
-    assert not Limits(idempotency_ttl=5.0)
-    assert Limits(rates_per_key={"reports": 1})
+def test_a_limit_that_cannot_be_is_refused() -> None:
+    bound = "queue 'reports' is a whole number from 1 to 1000000"
+    parts = ("concurrency", "concurrency_per_key", "rates", "rates_per_key")
+    rows: list[tuple[dict[str, Any], str]] = [
+        *(({part: {"reports": most}}, bound) for part in parts for most in (0, -1, 1_000_001, 1.5, True, "4")),
+        *(({part: {"my queue": 1}}, "queue name 'my queue' is refused") for part in parts),
+        *(({"idempotency_ttl": ttl}, "idempotency_ttl is more than 0") for ttl in (0, -1.0, math.nan, 367 * 86400)),
+    ]
+    for fields, told in rows:
+        with row(fields), pytest.raises(ConfigurationError, match=told):
+            Limits(**fields)
 
 
 # --- limited queues: what cannot start is not leased, and nothing spins --------------------------------------------

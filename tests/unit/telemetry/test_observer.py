@@ -93,6 +93,12 @@ def killed(stage: Watched, ending: EndReason) -> None:
     stage.die(slot, 9)
 
 
+def lost(stage: Watched) -> None:
+    slot = stage.run()
+    stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+    stage.answer(slot)  # its result does not count
+
+
 CASES: dict[str, tuple[Callable[[Watched], object], set[str]]] = {
     "success": (run_one, {"succeeded"}),
     "failure": (lambda s: run_one(s, ResultKind.FAILED, error="no"), {"failed", "failed_permanently"}),
@@ -107,6 +113,11 @@ CASES: dict[str, tuple[Callable[[Watched], object], set[str]]] = {
     "killed by a stop": (lambda s: killed(s, EndReason.STOP), {"released"}),
     "snoozed": (lambda s: run_one(s, ResultKind.SNOOZE, after=1.0), {"released"}),
     "crashed": (lambda s: (s.lease("report"), s.die(s.busy[0])), {"crashed"}),
+    "lease lost": (lost, {"lease_lost"}),
+    "never answered": (
+        lambda s: (s.lease("report"), s.tell(ev.GivenUp([s.busy[0].deliveries[0]]))),
+        {"lease_lost"},
+    ),
 }
 
 
@@ -125,33 +136,27 @@ def test_what_is_counted_is_what_the_broker_answered(stage: Watched, says: Settl
     assert stage.outcomes() == {counted: 1}
 
 
-def test_a_lost_lease_is_counted_once_and_its_result_is_not(stage: Watched) -> None:
-    slot = stage.run()
-    stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
-    stage.answer(slot)
-    assert stage.outcomes() == {"lease_lost": 1}
+REAPED = [Reaped("a", "reports", 1, None, False), Reaped("b", "reports", 6, "x", True)]
+FORGED = Rejected("bad signature", signature=True)
 
 
-def test_settlements_that_were_never_answered_are_lost_leases(stage: Watched) -> None:
-    stage.lease("report")
-    stage.tell(ev.GivenUp([stage.busy[0].deliveries[0]]))
-    assert stage.outcomes() == {"lease_lost": 1}
-
-
-def test_reaped_messages_are_counted_and_dead_ones_as_dead_too(stage: Watched) -> None:
-    stage.tell(ev.ReapDone([Reaped("a", "reports", 1, None, False), Reaped("b", "reports", 6, "x", True)]))
-    assert stage.values(names.JOBS) == {("reports", "", "reaped"): 2, ("reports", "", "failed_permanently"): 1}
-
-
-def test_handlers_that_nobody_knows_share_one_label(stage: Watched) -> None:
-    for name in ("x1", "x2", "x3"):
-        stage.lease(name)
-    assert stage.values(names.JOBS) == {("reports", OTHER, "released"): 3}
-
-
-def test_rejected_messages_have_no_handler(stage: Watched) -> None:
-    stage.lease("report", outcome=Rejected("bad signature", signature=True))
-    assert stage.values(names.JOBS) == {("reports", "", "rejected_signature"): 1}
+@pytest.mark.parametrize(
+    ("play", "counted"),
+    [
+        pytest.param(
+            lambda s: s.tell(ev.ReapDone(REAPED)), {("", "reaped"): 2, ("", "failed_permanently"): 1}, id="reaped"
+        ),
+        pytest.param(
+            lambda s: [s.lease(name) for name in ("x1", "x2", "x3")], {(OTHER, "released"): 3}, id="unknown handlers"
+        ),
+        pytest.param(lambda s: s.lease("report", outcome=FORGED), {("", "rejected_signature"): 1}, id="rejected"),
+    ],
+)
+def test_what_has_no_handler_of_the_app_has_no_label_of_its_own(
+    stage: Watched, play: Callable[[Watched], object], counted: dict[tuple[str, str], int]
+) -> None:
+    play(stage)
+    assert stage.values(names.JOBS) == {("reports", *labels): count for labels, count in counted.items()}
 
 
 def test_fetches_are_counted_by_queue(stage: Watched) -> None:
@@ -175,12 +180,6 @@ def run_lease(stage: Watched, lease: JobLease) -> None:
     stage.answer(stage.busy[0])
 
 
-def test_run_time_is_what_the_child_measured(stage: Watched) -> None:
-    run_one(stage)
-    histogram = stage.histogram(names.RUN, ("reports", "report"))
-    assert (histogram.count, histogram.total) == (1, 0.01)
-
-
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), -1.0, 1e300])
 def test_times_that_cannot_be_do_not_spoil_the_sums(stage: Watched, rubbish: float) -> None:
     slot = stage.run()
@@ -189,17 +188,21 @@ def test_times_that_cannot_be_do_not_spoil_the_sums(stage: Watched, rubbish: flo
         assert stage.histogram(metric, ("reports", "report")).total == 0.0
 
 
-@pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0])
-def test_waiting_counts_from_the_enqueue_by_the_brokers_clock(stage: Watched, ahead: float) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "enqueued", "due", "waited"),
+    [
+        *(pytest.param(ahead, -40.0, None, 40.0, id=f"from the enqueue, {ahead} s off") for ahead in (0, 3600, -3600)),
+        pytest.param(0, -4000.0, -20.0, 20.0, id="from when it was due"),
+        pytest.param(0, 500.0, None, 0.0, id="clocks that disagree"),
+    ],
+)
+def test_waiting_counts_by_the_brokers_clock(
+    stage: Watched, ahead: float, enqueued: float, due: float | None, waited: float
+) -> None:
     stage.pool.wall = lambda: time.time() + ahead
-    run_lease(stage, a_lease(stage, enqueued_at=time.time() + ahead - 40.0))
-    assert stage.histogram(names.WAIT, ("reports", "report")).total == pytest.approx(40.0, abs=5.0)
-
-
-def test_waiting_of_a_scheduled_job_counts_from_when_it_was_due(stage: Watched) -> None:
-    due = datetime.now(UTC) - timedelta(seconds=20)
-    run_lease(stage, a_lease(stage, enqueued_at=time.time() - 4000.0, scheduled_at=due))
-    assert stage.histogram(names.WAIT, ("reports", "report")).total == pytest.approx(20.0, abs=5.0)
+    options = {} if due is None else {"scheduled_at": datetime.now(UTC) + timedelta(seconds=due)}
+    run_lease(stage, a_lease(stage, enqueued_at=time.time() + ahead + enqueued, **options))
+    assert stage.histogram(names.WAIT, ("reports", "report")).total == pytest.approx(waited, abs=5.0 if waited else 0)
 
 
 @pytest.mark.parametrize("again", [{"attempts": 1}, {"crashes": 1}])
@@ -208,14 +211,10 @@ def test_only_the_first_attempt_has_waited(stage: Watched, again: dict[str, int]
     assert names.WAIT not in [one.metric for one in stage.observer.snapshot(stage.pool).samples if one.histograms]
 
 
-def test_clocks_that_disagree_make_no_negative_time(stage: Watched) -> None:
-    run_lease(stage, a_lease(stage, enqueued_at=time.time() + 500.0))
-    assert stage.histogram(names.WAIT, ("reports", "report")).total == 0.0
-
-
-def test_a_call_that_settles_is_measured(stage: Watched) -> None:
+def test_run_time_is_what_the_child_measured_and_a_call_that_settles_is_measured_too(stage: Watched) -> None:
     run_one(stage)
-    assert stage.histogram(names.SETTLE).total == 0.02
+    histogram = stage.histogram(names.RUN, ("reports", "report"))
+    assert (histogram.count, histogram.total, stage.histogram(names.SETTLE).total) == (1, 0.01, 0.02)
 
 
 def test_the_margin_of_renewals_is_measured(stage: Watched) -> None:
@@ -355,7 +354,7 @@ def test_what_the_broker_refused_is_not_recorded(stage: Watched) -> None:
 
 
 def test_forged_messages_cannot_push_out_the_rows_of_a_real_name(stage: Watched) -> None:
-    stage.lease("report", name="monthly", outcome=Rejected("bad signature", signature=True))
+    stage.lease("report", name="monthly", outcome=FORGED)
     assert [(one["name"], one["status"], one["error"]) for one in recorded(stage)] == [
         ("-", "rejected", "bad signature")
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
 import pytest
@@ -127,6 +127,12 @@ class Turned:
         return self.now
 
 
+@pytest.fixture
+def backend() -> Iterator[QueueBackend]:
+    with closing(open_backend("memory://")) as backend:
+        yield backend
+
+
 def a_writer(keys: KeyStore, wall: Callable[[], float], pool: str = "pool") -> RollupThread:
     return RollupThread(keys, pool, 3600.0, lambda: None, wall)
 
@@ -135,39 +141,36 @@ def read(backend: QueueBackend, since: float = NOON - HOUR, until: float = NOON 
     return list(rollups(backend.keys, since, until))
 
 
-def test_each_minute_gets_what_came_in_it_and_the_end_the_rest() -> None:
-    with closing(open_backend("memory://")) as backend:
+def test_each_minute_gets_what_came_in_it_and_the_end_the_rest(backend: QueueBackend) -> None:
+    wall = Turned()
+    writer = a_writer(backend.keys, wall)
+    writer.start()
+    wall.now = NOON + 61.0
+    writer.write(ended(a=(2, 0.1)))
+    wall.now = NOON + 70.0
+    writer.finish(ended(a=(5, 0.1)), 10.0)
+    assert not writer.is_alive()
+    assert [(row.start, row.outcomes) for row in read(backend)] == [
+        (NOON, {"succeeded": 2}),
+        (NOON + MINUTE, {"succeeded": 3}),
+    ]
+
+
+def test_pools_do_not_overwrite_each_other_and_a_clock_set_back_overwrites_nothing(backend: QueueBackend) -> None:
+    for pool in ("one", "two"):
         wall = Turned()
-        writer = a_writer(backend.keys, wall)
-        writer.start()
-        wall.now = NOON + 61.0
+        writer = a_writer(backend.keys, wall, pool)
+        writer.write(ended(a=(1, 0.1)))
+        wall.now = NOON + 5.0
         writer.write(ended(a=(2, 0.1)))
-        wall.now = NOON + 70.0
-        writer.finish(ended(a=(5, 0.1)), 10.0)
-        assert not writer.is_alive()
-        assert [(row.start, row.outcomes) for row in read(backend)] == [
-            (NOON, {"succeeded": 2}),
-            (NOON + MINUTE, {"succeeded": 3}),
-        ]
+    assert [row.outcomes for row in summed(read(backend), MINUTE)] == [{"succeeded": 4}]
 
 
-def test_pools_do_not_overwrite_each_other_and_a_clock_set_back_overwrites_nothing() -> None:
-    with closing(open_backend("memory://")) as backend:
-        for pool in ("one", "two"):
-            wall = Turned()
-            writer = a_writer(backend.keys, wall, pool)
-            writer.write(ended(a=(1, 0.1)))
-            wall.now = NOON + 5.0
-            writer.write(ended(a=(2, 0.1)))
-        assert [row.outcomes for row in summed(read(backend), MINUTE)] == [{"succeeded": 4}]
-
-
-def test_an_idle_minute_writes_nothing() -> None:
-    with closing(open_backend("memory://")) as backend:
-        writer = a_writer(backend.keys, Turned())
-        for _ in range(3):
-            writer.write(ended(a=(1, 0.1)))
-        assert len(read(backend)) == 1
+def test_an_idle_minute_writes_nothing(backend: QueueBackend) -> None:
+    writer = a_writer(backend.keys, Turned())
+    for _ in range(3):
+        writer.write(ended(a=(1, 0.1)))
+    assert len(read(backend)) == 1
 
 
 class Away:
@@ -184,64 +187,49 @@ class Away:
 
 
 def test_what_an_outage_held_up_is_written_after_it_and_the_outage_is_said_once(
+    backend: QueueBackend,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with closing(open_backend("memory://")) as backend:
-        away, wall = Away(backend.keys), Turned()
-        writer = a_writer(away, wall)  # type: ignore[arg-type]
-        for minute in range(3):
-            wall.now = NOON + MINUTE * (minute + 1)
-            writer.write(ended(a=(minute + 1, 0.1)))
-        assert len(caplog.records) == 1
-        assert "rollups cannot be written" in caplog.text
-        away.is_away = False
-        writer.write(None)
-        assert [row.start for row in read(backend)] == [NOON, NOON + MINUTE, NOON + 2 * MINUTE]
+    away, wall = Away(backend.keys), Turned()
+    writer = a_writer(away, wall)  # type: ignore[arg-type]
+    for minute in range(3):
+        wall.now = NOON + MINUTE * (minute + 1)
+        writer.write(ended(a=(minute + 1, 0.1)))
+    assert len(caplog.records) == 1
+    assert "rollups cannot be written" in caplog.text
+    away.is_away = False
+    writer.write(None)
+    assert [row.start for row in read(backend)] == [NOON, NOON + MINUTE, NOON + 2 * MINUTE]
 
 
-def test_the_reader_goes_through_more_than_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reader_goes_through_more_than_one_page(backend: QueueBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobpool.telemetry.metrics.rollup.PAGE_ROWS", 7)
-    with closing(open_backend("memory://")) as backend:
-        every = [a_row(NOON + MINUTE * minute, handler=handler) for minute in range(10) for handler in "abc"]
-        backend.keys.put_records("rollups", {key(row, "x"): row.encode() for row in every}, 60.0)
-        assert len(read(backend)) == 30
-        some = read(backend, NOON + 3 * MINUTE, NOON + 5 * MINUTE)
-        assert {row.start for row in some} == {NOON + 3 * MINUTE, NOON + 4 * MINUTE}
-        assert len(some) == 6
+    every = [a_row(NOON + MINUTE * minute, handler=handler) for minute in range(10) for handler in "abc"]
+    backend.keys.put_records("rollups", {key(row, "x"): row.encode() for row in every}, 60.0)
+    assert len(read(backend)) == 30
+    some = read(backend, NOON + 3 * MINUTE, NOON + 5 * MINUTE)
+    assert {row.start for row in some} == {NOON + 3 * MINUTE, NOON + 4 * MINUTE}
+    assert len(some) == 6
 
 
-def test_the_thread_asks_at_the_end_of_its_minute() -> None:
-    asked = threading.Event()
-    with closing(open_backend("memory://")) as backend:
+@pytest.mark.parametrize("errors", [[], [MemoryError(), OSError(24, "Too many open files")]], ids=["well", "ill"])
+def test_the_thread_asks_at_the_end_of_its_minute_and_an_error_does_not_end_it(
+    backend: QueueBackend, caplog: pytest.LogCaptureFixture, errors: list[Exception]
+) -> None:
+    calls, asked = iter(errors), threading.Event()
 
-        def counts() -> Mapping[Place, Series]:
-            asked.set()
-            return ended(a=(1, 0.1))
+    def counts() -> Mapping[Place, Series]:
+        for error in calls:
+            raise error
+        asked.set()
+        return ended(a=(1, 0.1))
 
-        writer = RollupThread(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
-        writer.start()
-        assert asked.wait(10)
-        writer.finish(ended(a=(1, 0.1)), 10.0)
-        assert len(read(backend)) == 1
-
-
-def test_an_error_ends_the_thread_no_sooner_than_an_outage_does(caplog: pytest.LogCaptureFixture) -> None:
-    calls = iter([MemoryError(), OSError(24, "Too many open files")])
-    asked = threading.Event()
-    with closing(open_backend("memory://")) as backend:
-
-        def counts() -> Mapping[Place, Series]:
-            for error in calls:
-                raise error
-            asked.set()
-            return ended(a=(1, 0.1))
-
-        writer = RollupThread(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
-        writer.start()
-        assert asked.wait(10)
-        writer.finish(ended(a=(1, 0.1)), 10.0)
-        assert len(read(backend)) == 1
-    assert caplog.text.count("rollups cannot be written") == 1
+    writer = RollupThread(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
+    writer.start()
+    assert asked.wait(10)
+    writer.finish(ended(a=(1, 0.1)), 10.0)
+    assert len(read(backend)) == 1
+    assert caplog.text.count("rollups cannot be written") == bool(errors)
 
 
 def test_the_minute_of_a_moment() -> None:

@@ -99,11 +99,7 @@ def test_the_loops_thread_makes_what_is_asked_for(inbox: Inbox) -> None:
         assert calls.call_in_loop(lambda _: threading.current_thread()) is not threading.current_thread()
 
 
-def test_a_loop_that_hangs_is_not_waited_for_longer_than_asked(inbox: Inbox) -> None:
-    assert LoopCalls(inbox).call_in_loop(lambda _: 1, timeout=0.01) is None
-
-
-def test_what_nobody_waits_for_any_more_is_not_made(inbox: Inbox) -> None:
+def test_a_loop_that_hangs_is_not_waited_for_and_what_nobody_waits_for_is_not_made(inbox: Inbox) -> None:
     made: list[Pool] = []
     assert LoopCalls(inbox).call_in_loop(made.append, timeout=0.01) is None
     for event in inbox.take():
@@ -143,15 +139,12 @@ def observer() -> Observer:
     return Observer()
 
 
-def test_the_metrics_page(inbox: Inbox, observer: Observer) -> None:
+def test_the_metrics_page_until_the_loop_has_ended(inbox: Inbox, observer: Observer) -> None:
+    calls = LoopCalls(inbox)
     with Loop(inbox):
-        page = metrics_page(LoopCalls(inbox), observer, "")
+        page = metrics_page(calls, observer, "")
     assert page.status == 200
     assert f'jobpool_build_info{{version="{__version__}"}} 1.0' in page.body.decode()
-
-
-def test_the_metrics_page_of_a_loop_that_has_ended(inbox: Inbox, observer: Observer) -> None:
-    calls = LoopCalls(inbox)
     calls.close()
     page = metrics_page(calls, observer, "")
     assert (page.status, page.body.decode()) == (503, f"{NO_ANSWER}\n")

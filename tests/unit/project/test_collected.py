@@ -1,4 +1,4 @@
-"""What is collected: only what can run, and by default one of a kind where `--all` collects all of it."""
+"""What is collected, and where it runs: only what can run, by default one of a kind, and groups on one worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 LAWS = "tests/contract/test_arguments_law.py"
@@ -42,3 +44,10 @@ def test_every_row_of_faults_has_a_test_that_runs_by_default() -> None:
                 default |= rows if "pytest.mark.more" not in marks else set()
 
     assert default == every
+
+
+@pytest.mark.xdist_group("one-worker")
+def test_the_plugin_knows_the_groups(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist tells its master by the end of the name; where pytest drops that, all run anywhere."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@one-worker")
