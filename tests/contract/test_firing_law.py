@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.claims import found
 from support.harness import Harness
+from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, at
 
 from jobpool.broker.backend import QueueBackend
@@ -67,12 +68,10 @@ def test_where_no_id_is_known_it_is_the_id_of_the_key_all_the_same(backend: Queu
 
 @pytest.mark.xdist_group("crowds")
 @pytest.mark.needs("known_ids")
-def test_of_a_crowd_one_adds_the_message(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
+def test_of_a_crowd_one_adds_the_message(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     ids = harness.crowd(opener, fire, 4)
     assert set(ids) == {once_id(KEY)}
-    assert backend.stats(QUEUE).pending == 1
+    assert live.stats(QUEUE).pending == 1
 
 
 def test_other_keys_are_other_messages(backend: QueueBackend) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.harness import Harness
+from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.looks import a_lease, dead_letter, is_refusal, recover, seen
 from support.looks import picture as picture_of
@@ -54,8 +55,7 @@ def test_it_is_gone_here_and_waits_there_under_its_id(backend: QueueBackend) -> 
 
 
 @pytest.mark.needs("lists_live", "atomic_across_queues")
-def test_whoever_looks_finds_it_here_or_there_at_every_moment(harness: Harness) -> None:
-    opener = harness.opener()
+def test_whoever_looks_finds_it_here_or_there_at_every_moment(harness: Harness, opener: Opener) -> None:
     moving, looking = harness.keep(opener()), harness.keep(opener())
     ident = moving.enqueue(a_job())
 
