@@ -64,13 +64,6 @@ def test_nack_burns_an_attempt_and_keeps_the_error(harness: Harness, backend: Qu
     assert seen(backend, ident).last_error == "ValueError: no"
 
 
-def test_release_burns_nothing(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    assert backend.release(a_lease(backend)) is Settled.OK
-    lease = a_lease(backend)
-    assert (lease.attempts, lease.crashes, lease.deliveries) == (0, 0, 2)
-
-
 def test_abandon_makes_a_dead_letter(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     assert backend.abandon(a_lease(backend), "rejected", "the signature is wrong") is Settled.OK
