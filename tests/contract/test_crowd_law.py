@@ -50,13 +50,6 @@ def test_four_reapers_charge_each_expiry_once_and_lose_nothing(
     assert not set(acked) & dead
 
 
-@pytest.mark.needs("settle_anywhere")
-def test_consumers_of_one_message_agree_on_who_has_it(harness: Harness, opener: Opener, live: QueueBackend) -> None:
-    [ident] = live.enqueue_many(numbered(1))
-    taken = [found for part in harness.crowd(opener, crowd.take, 4) for found in part]
-    assert taken == [ident]
-
-
 def test_one_message_is_settled_by_one_of_its_consumers(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     ident = live.enqueue(numbered(1)[0])
     seen = [entry for part in harness.crowd(opener, crowd.drain, 4) for entry in part]

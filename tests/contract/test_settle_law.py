@@ -148,28 +148,13 @@ def test_an_error_that_is_not_given_leaves_the_last_one(backend: QueueBackend) -
 Stage = Callable[[Harness, QueueBackend], JobLease]
 
 
-def _acked(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Ack())])
-    return lease
+def settled(settlement: Settlement) -> Stage:
+    def stage(_: Harness, backend: QueueBackend) -> JobLease:
+        lease = a_lease(backend)
+        assert settle(backend, lease, settlement) is Settled.OK
+        return lease
 
-
-def _delayed(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Nack(60.0))])
-    return lease
-
-
-def _waiting(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Release())])
-    return lease
-
-
-def _dead(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Abandon("first"))])
-    return lease
+    return stage
 
 
 def _reaped(harness: Harness, backend: QueueBackend) -> JobLease:
@@ -199,10 +184,10 @@ def _held_by_another(harness: Harness, backend: QueueBackend) -> JobLease:
 
 
 REFUSALS = [
-    pytest.param(_acked, Settled.NOT_IN_FLIGHT, id="gone"),
-    pytest.param(_waiting, Settled.NOT_IN_FLIGHT, id="waiting"),
-    pytest.param(_delayed, Settled.NOT_IN_FLIGHT, id="delayed"),
-    pytest.param(_dead, Settled.NOT_IN_FLIGHT, id="dead"),
+    pytest.param(settled(Ack()), Settled.NOT_IN_FLIGHT, id="gone"),
+    pytest.param(settled(Release()), Settled.NOT_IN_FLIGHT, id="waiting"),
+    pytest.param(settled(Nack(60.0)), Settled.NOT_IN_FLIGHT, id="delayed"),
+    pytest.param(settled(Abandon("first")), Settled.NOT_IN_FLIGHT, id="dead"),
     pytest.param(_reaped, Settled.NOT_IN_FLIGHT, id="reaped"),
     pytest.param(_at_the_deadline, Settled.EXPIRED, id="at the deadline"),
     pytest.param(_held_by_another_and_expired, Settled.EXPIRED, id="held by another, whose lease has ended"),

@@ -33,9 +33,3 @@ def reap_and_settle(backend: QueueBackend, number: int) -> tuple[int, list[str]]
         stats = backend.stats(QUEUE)
         idle = 0 if leases or stats.pending else idle + 1
     return reaped, acked
-
-
-def take(backend: QueueBackend, number: int) -> list[str]:
-    """Lease one message and leave it."""
-    del number
-    return [lease.id for lease in backend.fetch_many(QUEUE, limit=1)]

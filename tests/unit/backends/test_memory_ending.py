@@ -9,7 +9,6 @@ import pytest
 from support.claims import claim, post
 from support.jobs import QUEUE, a_job, at, new_lease, numbered
 
-from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
@@ -55,17 +54,6 @@ def test_leases_that_were_reaped_leave_no_places() -> None:
     clock.advance(5.0)
     assert len(backend.reap(QUEUE)) == 3
     assert backend._store.places._held == {}
-
-
-def test_heaps_skip_what_was_deleted() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
-    first, second = backend.enqueue_many(numbered(2))
-    later, latest = backend.enqueue_many([a_job(scheduled_at=at(clock.wall() + wait)) for wait in (5, 6)])
-    backend.bulk(MessageFilter(ids=(first, later)), Verb.DELETE)
-    clock.advance(6.0)
-    assert backend.stats(QUEUE).waiting == 2
-    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=9)] == [second, latest]
 
 
 def test_a_turned_clock_is_noticed_by_who_waits() -> None:
