@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.crashes import EXPIRED, each_way, lose
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.looks import EXPIRED, a_lease, dead_letter, each_way, lose
+from support.looks import a_lease, dead_letter
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, ReapPolicy, Verb

@@ -7,9 +7,9 @@ from a release (`exact_crashes`), forfeits are still charged exactly.
 from __future__ import annotations
 
 import pytest
+from support.crashes import EXPIRED, each_way, lose
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.looks import EXPIRED, each_way, lose
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Reaped, ReapPolicy

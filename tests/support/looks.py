@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.guards import Begun, Guards
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Forfeit, Settled, Settlement
+from jobpool.message.settlement import Settled, Settlement
 from support.harness import Harness
 from support.jobs import QUEUE
 
 LOOKED_AT = "looked at"
-EXPIRED = "lease expired"
-
-each_way = pytest.mark.parametrize(
-    "cause",
-    [
-        pytest.param(EXPIRED, id="expired", marks=pytest.mark.needs("exact_crashes")),
-        pytest.param("SIGSEGV in libfoo", id="forfeited"),
-    ],
-)
-"""How a lease ends without a verdict."""
 
 
 def a_lease(backend: QueueBackend, queue: str = QUEUE, ttl: float = 30.0) -> JobLease:
@@ -95,14 +84,6 @@ def recover(
     """
     harness.expire_leases(ttl)
     backend.reap(queue, policy)
-
-
-def lose(harness: Harness, backend: QueueBackend, leases: list[JobLease], cause: str) -> None:
-    """End these leases, taken for a second just now, without a verdict."""
-    if cause == EXPIRED:
-        harness.expire_leases(1.0)
-    else:
-        assert backend.settle_many([(lease, Forfeit(cause)) for lease in leases]) == [Settled.OK] * len(leases)
 
 
 def in_order(backend: QueueBackend, found: Sequence[object]) -> list[object]:
