@@ -80,14 +80,6 @@ def test_a_delayed_message_that_fell_due_counts_and_is_listed_as_waiting(
         assert message.state is State.WAITING
 
 
-@pytest.mark.lacks("native_reap")
-def test_an_expired_lease_counts_as_leased_until_it_is_reaped(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    backend.fetch_many(QUEUE, limit=1, ttl=1.0)
-    harness.expire_leases(1.0)
-    assert backend.stats(QUEUE).leased == 1
-
-
 @pytest.mark.needs("keeps_place")
 def test_oldest_is_the_age_of_the_waiting_message_enqueued_first(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue(a_job("first", priority=9, scheduled_at=at(harness.now() + 3)))

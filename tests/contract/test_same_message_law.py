@@ -79,15 +79,15 @@ def test_one_message_is_there_and_it_is_what_it_was_and_leased_for_as_long(
     assert (backend.stats(queue).pending, backend.stats(queue).dead) == (0, 0)
 
 
-@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])
+@pytest.mark.parametrize(("verb", "said", "cause"), [(Verb.RETRY, "SIGILL", "SIGILL"), (Verb.RESUME, None, "SIGBUS")])
 def test_a_dead_letter_and_what_is_raised_from_it_are_what_it_was(
-    harness: Harness, backend: QueueBackend, lease: JobLease, verb: Verb
+    harness: Harness, backend: QueueBackend, lease: JobLease, verb: Verb, said: str | None, cause: str
 ) -> None:
-    assert backend.settle_many([(lease, Abandon("hopeless", None, "SIGILL"))]) == [Settled.OK]
+    assert backend.settle_many([(lease, Abandon("hopeless", None, said))]) == [Settled.OK]
     [dead] = backend.list_messages(MessageFilter(queue=QUEUE))
     assert (dead.id, dead.state, dead.handler, dead.body) == ("order-17", State.DEAD, "invoice", lease.body)
     assert (dead.attempts, dead.crashes, dead.deliveries) == (lease.attempts, lease.crashes, lease.deliveries)
-    assert (dead.reason, dead.last_error, dead.cause) == ("hopeless", "boom", "SIGILL")
+    assert (dead.reason, dead.last_error, dead.cause) == ("hopeless", "boom", cause)
     assert dead.enqueued_at == pytest.approx(lease.enqueued_at, abs=0.01)
     assert dead.priority == 2 or not backend.capabilities.priorities
     harness.advance(5.0)
@@ -102,7 +102,7 @@ def test_a_dead_letter_and_what_is_raised_from_it_are_what_it_was(
 
 @pytest.mark.needs("priorities")
 @pytest.mark.parametrize("settlement", [Nack(), Nack(DELAY), Release(), Release(DELAY), Forfeit("SIGILL")])
-def test_a_copy_has_the_priority_of_its_original(
+def test_what_comes_back_has_the_priority_it_had(
     harness: Harness, backend: QueueBackend, settlement: Settlement
 ) -> None:
     backend.enqueue_many([a_job("late", priority=9), a_job("soon", priority=1)])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, new_lease, numbered
-from support.looks import dead_letter, in_order, is_refusal, seen, settle
+from support.looks import in_order, is_refusal, settle
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
@@ -48,30 +48,6 @@ def test_ack_removes_the_message(backend: QueueBackend) -> None:
     assert backend.ack(a_lease(backend)) is Settled.OK
     assert backend.inspect(ident) is None
     assert backend.stats(QUEUE).pending == 0
-
-
-@pytest.mark.spans
-def test_nack_burns_an_attempt_and_keeps_the_error(harness: Harness, backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    assert backend.nack(a_lease(backend), delay=2.0, error="ValueError: no") is Settled.OK
-    assert backend.stats(QUEUE).delayed == 1
-    message = backend.inspect(ident)
-    assert message is None or (message.state, message.attempts, message.crashes) == (State.DELAYED, 1, 0)
-    harness.advance(2.0)
-    lease = a_lease(backend)
-    assert (lease.attempts, lease.envelope.attempts, lease.crashes) == (1, 1, 0)
-    backend.release(lease)
-    assert seen(backend, ident).last_error == "ValueError: no"
-
-
-def test_abandon_makes_a_dead_letter(harness: Harness, backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    assert backend.abandon(a_lease(backend), "rejected", "the signature is wrong") is Settled.OK
-    message = dead_letter(backend, ident)
-    assert (message.reason, message.last_error) == ("rejected", "the signature is wrong")
-    assert message.died_at == pytest.approx(harness.now(), abs=1.0)
-    assert message.expires_at is None
-    assert backend.fetch_many(QUEUE, limit=1) == []
 
 
 @pytest.mark.spans
@@ -123,24 +99,6 @@ def test_a_message_that_comes_back_has_its_old_place(harness: Harness, backend: 
     harness.advance(1.0)
     back = [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=5)]
     assert in_order(backend, back) == [0, 1, 2, 3]
-
-
-@pytest.mark.needs("priorities")
-def test_a_message_that_comes_back_keeps_its_priority(backend: QueueBackend) -> None:
-    backend.enqueue_many([a_job("late", priority=9), a_job("soon", priority=1), a_job("middle")])
-    [soon] = backend.fetch_many(QUEUE, limit=1)
-    backend.nack(soon)
-    assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=3)] == ["soon", "middle", "late"]
-
-
-@pytest.mark.spans
-def test_an_error_that_is_not_given_leaves_the_last_one(backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    backend.nack(a_lease(backend), error="first")
-    backend.nack(a_lease(backend))
-    backend.abandon(a_lease(backend), "hopeless")
-    message = found(backend, ident)
-    assert (message.last_error, message.attempts) == ("first", 2)
 
 
 # --- the answers, in their precedence ---------------------------------------------------------------------
