@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from support import crowd_claims
+from support import crowd
 from support.claims import AT_ONCE, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.harnesses.base import Opener
@@ -195,7 +195,7 @@ def test_claimers_and_pools_at_once_finish_each_message_once(
     harness: Harness, opener: Opener, live: QueueBackend
 ) -> None:
     known = live.enqueue_many(numbered(100)) + post(live, *(b"%d" % number for number in range(100)))
-    seen = [ident for part in harness.crowd(opener, crowd_claims.empty, 4) for ident in part]
+    seen = [ident for part in harness.crowd(opener, crowd.empty, 4) for ident in part]
     assert sorted(seen) == sorted(known)
     stats = live.claims.stats(QUEUE)
     assert (stats.total, live.stats(QUEUE).pending, live.list_messages()) == (0, 0, [])

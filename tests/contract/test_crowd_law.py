@@ -10,10 +10,10 @@ from itertools import pairwise
 from multiprocessing.process import BaseProcess
 
 import pytest
-from support import crowd, crowd_claims, crowd_guards
+from support import crowd
 from support.apart import context
 from support.claims import post
-from support.crowd_batches import QUEUES, settle_for_ever
+from support.crowd import QUEUES, settle_for_ever
 from support.harness import Harness
 from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, numbered
@@ -60,7 +60,7 @@ def test_one_message_is_settled_by_one_of_its_consumers(harness: Harness, opener
 # --- claims, pools and takers at once on one queue, where claims and leases end in mid-work -------------------
 
 
-def in_two_hands(spans: list[crowd_claims.Span]) -> list[tuple[crowd_claims.Span, crowd_claims.Span]]:
+def in_two_hands(spans: list[crowd.Span]) -> list[tuple[crowd.Span, crowd.Span]]:
     """Neighbours in time that held one message at one moment, and are not one holder."""
     real = sorted((span for span in spans if span.start < span.end), key=lambda span: (span.message, span.start))
     return [
@@ -71,11 +71,9 @@ def in_two_hands(spans: list[crowd_claims.Span]) -> list[tuple[crowd_claims.Span
 
 
 def test_a_message_in_two_hands_would_be_seen() -> None:
-    one, other = crowd_claims.Span("m", "one", 1.0, 3.0), crowd_claims.Span("m", "other", 2.0, 4.0)
+    one, other = crowd.Span("m", "one", 1.0, 3.0), crowd.Span("m", "other", 2.0, 4.0)
     assert in_two_hands([other, one]) == [(one, other)]
-    assert (
-        in_two_hands([one, crowd_claims.Span("m", "other", 3.0, 4.0), crowd_claims.Span("n", "other", 2.0, 4.0)]) == []
-    )
+    assert in_two_hands([one, crowd.Span("m", "other", 3.0, 4.0), crowd.Span("n", "other", 2.0, 4.0)]) == []
 
 
 @pytest.mark.spans
@@ -85,7 +83,7 @@ def test_each_message_is_finished_once_and_never_in_two_hands(
     harness: Harness, opener: Opener, live: QueueBackend
 ) -> None:
     known = post(live, *(b"%d" % number for number in range(60))) + live.enqueue_many(numbered(60))
-    parts = harness.crowd(opener, crowd_claims.churn, 4)
+    parts = harness.crowd(opener, crowd.churn, 4)
     assert sorted(ident for part in parts for ident in part.finished) == sorted(known)
     assert in_two_hands([span for part in parts for span in part.spans]) == []
     assert (live.list_messages(), live.queues()) == ([], [])
@@ -96,7 +94,7 @@ def test_each_message_is_finished_once_and_never_in_two_hands(
 CROWD = 8
 
 
-def most_at_once(spans: list[crowd_guards.Span]) -> int:
+def most_at_once(spans: list[crowd.Times]) -> int:
     """How many of the spans share a moment, at the most."""
     edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     inside = most = 0
@@ -109,7 +107,7 @@ def most_at_once(spans: list[crowd_guards.Span]) -> int:
 @pytest.mark.needs("key_store")
 def test_places_are_never_exceeded(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     live.enqueue_many(numbered(120))
-    spans = [span for part in harness.crowd(opener, crowd_guards.hold_places, CROWD) for span in part]
+    spans = [span for part in harness.crowd(opener, crowd.hold_places, CROWD) for span in part]
     assert len(spans) == 120
     assert most_at_once(spans) <= 3
     assert live.keys.holders(QUEUE, "queue") == []
@@ -119,7 +117,7 @@ def test_places_are_never_exceeded(harness: Harness, opener: Opener, live: Queue
 def test_a_key_runs_to_its_end_once(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     keys = [f"order-{number}" for number in range(20)]
     live.enqueue_many([a_job(key) for _ in range(6) for key in keys])
-    ran = Counter(key for part in harness.crowd(opener, crowd_guards.run_keys_once, CROWD) for key in part)
+    ran = Counter(key for part in harness.crowd(opener, crowd.run_keys_once, CROWD) for key in part)
     assert ran == Counter(keys)
     assert live.stats(QUEUE).pending == 0
 
@@ -129,7 +127,7 @@ def test_a_key_runs_to_its_end_once(harness: Harness, opener: Opener, live: Queu
 def test_a_unique_job_of_a_crowd_is_one_message_with_one_id(
     harness: Harness, opener: Opener, live: QueueBackend
 ) -> None:
-    ids = {ident for part in harness.crowd(opener, crowd_guards.enqueue_the_same, CROWD) for ident in part}
+    ids = {ident for part in harness.crowd(opener, crowd.enqueue_the_same, CROWD) for ident in part}
     assert len(ids) == 1
     assert [message.id for message in live.list_messages()] == list(ids)
 
@@ -137,9 +135,9 @@ def test_a_unique_job_of_a_crowd_is_one_message_with_one_id(
 @pytest.mark.needs("key_store")
 def test_a_rate_is_exceeded_in_no_window(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     live.enqueue_many(numbered(CROWD))
-    parts = harness.crowd(opener, crowd_guards.start_within_the_rate, CROWD)
+    parts = harness.crowd(opener, crowd.start_within_the_rate, CROWD)
     spans = sorted((span for part in parts for span in part), key=lambda span: span[1])
-    most, window = crowd_guards.RATE.most, crowd_guards.RATE.window
+    most, window = crowd.RATE.most, crowd.RATE.window
     assert len(spans) > most, "the rate never had room again"
     for first in range(len(spans) - most):
         together = spans[first : first + most + 1]
