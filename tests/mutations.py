@@ -87,14 +87,14 @@ MUTATIONS = [
         f"{BACKENDS}/servicebus/settle.py",
         "attempts=record.attempts + 1)",
         "attempts=record.attempts)",
-        f"{LAWS}/test_settle_law.py {LAWS}/test_copied_settlement_law.py",
+        f"{LAWS}/test_settle_law.py {LAWS}/test_same_message_law.py",
     ),
     Mutation(
         "servicebus: settled before its copies are sent",
         f"{BACKENDS}/servicebus/settle.py",
         "if not plan.copies or plan.held.copied]",
         "if plan is not None]",
-        f"{LAWS}/test_lacking_law.py {LAWS}/test_copied_settlement_law.py tests/unit/backends/test_servicebus_traps.py "
+        f"{LAWS}/test_lacking_law.py {LAWS}/test_same_message_law.py tests/unit/backends/test_servicebus_traps.py "
         "tests/unit/backends/test_servicebus_trouble.py tests/unit/backends/test_servicebus_calls.py",
     ),
     Mutation(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import HARNESSES, Harness, misfit
-from support.harnesses.base import dismiss_crowd
+from support.harnesses.base import Opener, dismiss_crowd
 
 from jobpool.broker.backend import QueueBackend
 
@@ -69,6 +69,18 @@ def harness_type(request: pytest.FixtureRequest) -> type[Harness]:
 @pytest.fixture
 def backend(harness: Harness) -> QueueBackend:
     return harness.open()
+
+
+@pytest.fixture
+def opener(harness: Harness) -> Opener:
+    """Opens clients of one more store, on the machine's clock."""
+    return harness.opener()
+
+
+@pytest.fixture
+def live(harness: Harness, opener: Opener) -> QueueBackend:
+    """A client of that store: for what really waits."""
+    return harness.keep(opener())
 
 
 @pytest.fixture(scope="module", autouse=True)

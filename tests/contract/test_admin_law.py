@@ -11,7 +11,6 @@ from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import in_order
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.finding import Level, cautions_of
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool.errors import Unsupported
 from jobpool.message.envelope import OVERSIZED
@@ -81,14 +80,6 @@ def test_a_delayed_message_that_fell_due_counts_and_is_listed_as_waiting(
         message = backend.inspect(ident)
         assert message is not None
         assert message.state is State.WAITING
-
-
-@pytest.mark.lacks("native_reap")
-def test_an_expired_lease_counts_as_leased_until_it_is_reaped(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    backend.fetch_many(QUEUE, limit=1, ttl=1.0)
-    harness.expire_leases(1.0)
-    assert backend.stats(QUEUE).leased == 1
 
 
 @pytest.mark.needs("keeps_place")
@@ -287,10 +278,13 @@ def test_delete_removes_what_matches_and_never_what_is_leased(harness: Harness, 
 
 
 @pytest.mark.needs("deletes_live")
-def test_what_was_deleted_is_never_fetched(backend: QueueBackend) -> None:
+def test_what_was_deleted_is_never_fetched(harness: Harness, backend: QueueBackend) -> None:
     first, second = backend.enqueue_many(numbered(2))
-    backend.bulk(MessageFilter(ids=(first,)), Verb.DELETE)
-    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=5)] == [second]
+    later, latest = backend.enqueue_many([a_job(scheduled_at=at(harness.now() + wait)) for wait in (5, 6)])
+    backend.bulk(MessageFilter(ids=(first, later)), Verb.DELETE)
+    harness.advance(6.0)
+    assert backend.stats(QUEUE).waiting == 2
+    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=5)] == [second, latest]
 
 
 @pytest.mark.spans
@@ -315,11 +309,6 @@ def test_every_check_has_a_name_and_what_is_bad_a_reason_and_a_mend(backend: Que
         assert finding.found
         assert not finding.is_bad or finding.mend, finding
         assert finding.is_bad or not finding.mend, finding
-
-
-def test_cautions_are_the_sentences_of_what_is_bad(backend: QueueBackend) -> None:
-    found = backend.diagnose()
-    assert len(cautions_of(found)) == sum(f.level in (Level.WARNING, Level.PROBLEM) for f in found)
 
 
 def test_looking_changes_nothing(backend: QueueBackend) -> None:

@@ -27,14 +27,6 @@ def delayed_job(harness: Harness, backend: QueueBackend, seconds: float) -> str:
 # --- what is taken ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spans
-def test_where_nothing_is_free_there_is_no_claim(backend: QueueBackend) -> None:
-    assert backend.claims.claim("nothing", limit=10, ttl=300.0, grace=60.0) is None
-    post(backend)
-    claim(backend)
-    assert backend.claims.claim(QUEUE, limit=10, ttl=300.0, grace=60.0) is None
-
-
 def test_a_claim_and_its_messages_show_all_about_themselves(harness: Harness, backend: QueueBackend) -> None:
     [posted] = post(backend, b"by hand", life=1000.0)
     job = backend.enqueue(a_job("run me", handler="render", priority=9))

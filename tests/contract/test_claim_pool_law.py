@@ -9,9 +9,10 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from support import crowd_claims
+from support import crowd
 from support.claims import AT_ONCE, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
+from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
 import letters
@@ -48,8 +49,7 @@ def test_a_released_job_goes_to_its_old_place_for_a_pool_too(backend: QueueBacke
     assert [(lease.attempts, lease.crashes, lease.deliveries) for lease in leases] == [(0, 0, 2), (0, 0, 1)]
 
 
-def test_a_release_wakes_a_pool_that_waits(harness: Harness) -> None:
-    opener = harness.opener()
+def test_a_release_wakes_a_pool_that_waits(harness: Harness, opener: Opener) -> None:
     waiting, other = harness.keep(opener()), harness.keep(opener())
     other.enqueue(a_job())
     held = claim(other)
@@ -191,18 +191,17 @@ def test_a_fetch_never_repeats_what_was_claimed_since(backend: QueueBackend) -> 
 
 @pytest.mark.xdist_group("crowds")
 @pytest.mark.spans
-def test_claimers_and_pools_at_once_finish_each_message_once(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
-    known = backend.enqueue_many(numbered(100)) + post(backend, *(b"%d" % number for number in range(100)))
-    seen = [ident for part in harness.crowd(opener, crowd_claims.empty, 4) for ident in part]
+def test_claimers_and_pools_at_once_finish_each_message_once(
+    harness: Harness, opener: Opener, live: QueueBackend
+) -> None:
+    known = live.enqueue_many(numbered(100)) + post(live, *(b"%d" % number for number in range(100)))
+    seen = [ident for part in harness.crowd(opener, crowd.empty, 4) for ident in part]
     assert sorted(seen) == sorted(known)
-    stats = backend.claims.stats(QUEUE)
-    assert (stats.total, backend.stats(QUEUE).pending, backend.list_messages()) == (0, 0, [])
+    stats = live.claims.stats(QUEUE)
+    assert (stats.total, live.stats(QUEUE).pending, live.list_messages()) == (0, 0, [])
 
 
-def test_callers_with_one_claim_id_have_one_claim(harness: Harness) -> None:
-    opener = harness.opener()
+def test_callers_with_one_claim_id_have_one_claim(harness: Harness, opener: Opener) -> None:
     clients = [harness.keep(opener()) for _ in range(4)]
     post(clients[0], *(b"%d" % number for number in range(100)))
     taken: set[str] = set()

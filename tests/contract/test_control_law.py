@@ -43,8 +43,7 @@ def test_a_second_pause_takes_the_place_of_the_first(backend: QueueBackend) -> N
     assert (paused(backend)[QUEUE].reason, paused(backend)[QUEUE].until) == ("two", None)
 
 
-def test_a_pause_with_an_end_ends_by_itself(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_pause_with_an_end_ends_by_itself(harness: Harness, backend: QueueBackend) -> None:
     control.pause(backend, QUEUE, until=30.0)
     control.pause(backend, "mails", until=datetime.fromtimestamp(backend.control_time() + 90.0, UTC))
     harness.advance(29.0)
@@ -102,8 +101,7 @@ def test_a_pool_that_tells_of_itself_is_listed_until_it_forgets_itself(harness: 
     assert control.read(backend).drained == set()
 
 
-def test_a_pool_is_silent_after_three_periods_and_its_record_ends(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_pool_is_silent_after_three_periods_and_its_record_ends(harness: Harness, backend: QueueBackend) -> None:
     control.publish_pool(backend, a_pool("one"))
     harness.advance(control.SILENT_AFTER_S - 2.0)
     assert [pool.silent for pool in control.pools(backend)] == [False]
@@ -138,8 +136,7 @@ def no_wait(backend: QueueBackend, *idents: str, purge: bool = False) -> dict[st
     return control.cancel(backend, idents, purge=purge, wait=0.0)
 
 
-def test_what_waits_or_is_delayed_becomes_a_dead_letter_in_one_step(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_waits_or_is_delayed_becomes_a_dead_letter_in_one_step(harness: Harness, backend: QueueBackend) -> None:
     kept, waiting = backend.enqueue_many(numbered(2))
     delayed = backend.enqueue(a_job(scheduled_at=at(harness.now() + 60.0)))
     assert no_wait(backend, waiting, delayed) == dict.fromkeys((waiting, delayed), Cancel.CANCELLED)
@@ -158,8 +155,7 @@ def test_what_waits_or_is_delayed_becomes_a_dead_letter_in_one_step(harness: Har
     assert no_wait(backend, purged) == {purged: Cancel.UNKNOWN}
 
 
-def test_a_cancelled_job_is_raised_again_and_runs_in_its_old_place(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_cancelled_job_is_raised_again_and_runs_in_its_old_place(backend: QueueBackend) -> None:
     first, second, third = backend.enqueue_many(numbered(3))
     [fetched] = backend.fetch_many(QUEUE, limit=1)
     assert fetched.id == first
@@ -213,8 +209,9 @@ def test_a_cancel_says_what_won_against_it(backend: QueueBackend, won: str) -> N
     assert cancels.step(ident) is answers.get(won, Cancel.CANCELLED)
 
 
-def test_a_job_that_moves_before_its_mark_is_read_is_marked_where_it_is(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_job_that_moves_before_its_mark_is_read_is_marked_where_it_is(
+    harness: Harness, backend: QueueBackend
+) -> None:
     [ident] = backend.enqueue_many(numbered(1))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     cancels = control._Cancels(backend, purge=False)

@@ -10,11 +10,12 @@ from itertools import pairwise
 from multiprocessing.process import BaseProcess
 
 import pytest
-from support import crowd, crowd_claims, crowd_guards
+from support import crowd
 from support.apart import context
 from support.claims import post
-from support.crowd_batches import QUEUES, settle_for_ever
+from support.crowd import QUEUES, settle_for_ever
 from support.harness import Harness
+from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
@@ -25,53 +26,41 @@ from jobpool.message.definition import JobDefinition
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.xdist_group("crowds")]  # their processes are made once a file
 
 
-def test_eight_consumers_never_hold_a_message_twice(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
+def test_eight_consumers_never_hold_a_message_twice(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     # Brokers that count by looking at each message take their time over 2,000.
-    known = backend.enqueue_many(numbered(2000 if harness.capabilities.exact_counts else 400))
+    known = live.enqueue_many(numbered(2000 if harness.capabilities.exact_counts else 400))
     seen = [entry for part in harness.crowd(opener, crowd.drain, 8) for entry in part]
     assert sorted(ident for ident, _, _ in seen) == sorted(known)
     assert {deliveries for _, deliveries, _ in seen} == {1}
     assert all(accepted for _, _, accepted in seen)
-    assert backend.stats(QUEUE).pending == 0
+    assert live.stats(QUEUE).pending == 0
 
 
 @pytest.mark.needs("exact_crashes")
 @pytest.mark.lacks("native_reap")
-def test_four_reapers_charge_each_expiry_once_and_lose_nothing(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
-    known = backend.enqueue_many(numbered(200))
+def test_four_reapers_charge_each_expiry_once_and_lose_nothing(
+    harness: Harness, opener: Opener, live: QueueBackend
+) -> None:
+    known = live.enqueue_many(numbered(200))
     results = harness.crowd(opener, crowd.reap_and_settle, 4)
     acked = Counter(ident for _, acks in results for ident in acks)
-    dead = {message.id for message in backend.list_messages(limit=1000)}
+    dead = {message.id for message in live.list_messages(limit=1000)}
     assert acked.total() == len(acked)
     assert set(acked) | dead == set(known)
     assert not set(acked) & dead
 
 
-@pytest.mark.needs("settle_anywhere")
-def test_consumers_of_one_message_agree_on_who_has_it(harness: Harness) -> None:
-    opener = harness.opener()
-    [ident] = harness.keep(opener()).enqueue_many(numbered(1))
-    taken = [found for part in harness.crowd(opener, crowd.take, 4) for found in part]
-    assert taken == [ident]
-
-
-def test_one_message_is_settled_by_one_of_its_consumers(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
-    ident = backend.enqueue(numbered(1)[0])
+def test_one_message_is_settled_by_one_of_its_consumers(harness: Harness, opener: Opener, live: QueueBackend) -> None:
+    ident = live.enqueue(numbered(1)[0])
     seen = [entry for part in harness.crowd(opener, crowd.drain, 4) for entry in part]
     assert seen == [(ident, 1, True)]
-    assert backend.stats(QUEUE).pending == 0
+    assert live.stats(QUEUE).pending == 0
 
 
 # --- claims, pools and takers at once on one queue, where claims and leases end in mid-work -------------------
 
 
-def in_two_hands(spans: list[crowd_claims.Span]) -> list[tuple[crowd_claims.Span, crowd_claims.Span]]:
+def in_two_hands(spans: list[crowd.Span]) -> list[tuple[crowd.Span, crowd.Span]]:
     """Neighbours in time that held one message at one moment, and are not one holder."""
     real = sorted((span for span in spans if span.start < span.end), key=lambda span: (span.message, span.start))
     return [
@@ -82,24 +71,22 @@ def in_two_hands(spans: list[crowd_claims.Span]) -> list[tuple[crowd_claims.Span
 
 
 def test_a_message_in_two_hands_would_be_seen() -> None:
-    one, other = crowd_claims.Span("m", "one", 1.0, 3.0), crowd_claims.Span("m", "other", 2.0, 4.0)
+    one, other = crowd.Span("m", "one", 1.0, 3.0), crowd.Span("m", "other", 2.0, 4.0)
     assert in_two_hands([other, one]) == [(one, other)]
-    assert (
-        in_two_hands([one, crowd_claims.Span("m", "other", 3.0, 4.0), crowd_claims.Span("n", "other", 2.0, 4.0)]) == []
-    )
+    assert in_two_hands([one, crowd.Span("m", "other", 3.0, 4.0), crowd.Span("n", "other", 2.0, 4.0)]) == []
 
 
 @pytest.mark.spans
 @pytest.mark.needs("claims")
 @pytest.mark.lacks("native_reap")
-def test_each_message_is_finished_once_and_never_in_two_hands(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
-    known = post(backend, *(b"%d" % number for number in range(60))) + backend.enqueue_many(numbered(60))
-    parts = harness.crowd(opener, crowd_claims.churn, 4)
+def test_each_message_is_finished_once_and_never_in_two_hands(
+    harness: Harness, opener: Opener, live: QueueBackend
+) -> None:
+    known = post(live, *(b"%d" % number for number in range(60))) + live.enqueue_many(numbered(60))
+    parts = harness.crowd(opener, crowd.churn, 4)
     assert sorted(ident for part in parts for ident in part.finished) == sorted(known)
     assert in_two_hands([span for part in parts for span in part.spans]) == []
-    assert (backend.list_messages(), backend.queues()) == ([], [])
+    assert (live.list_messages(), live.queues()) == ([], [])
 
 
 # --- guards --------------------------------------------------------------------------------------------------
@@ -107,7 +94,7 @@ def test_each_message_is_finished_once_and_never_in_two_hands(harness: Harness) 
 CROWD = 8
 
 
-def most_at_once(spans: list[crowd_guards.Span]) -> int:
+def most_at_once(spans: list[crowd.Times]) -> int:
     """How many of the spans share a moment, at the most."""
     edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     inside = most = 0
@@ -118,44 +105,39 @@ def most_at_once(spans: list[crowd_guards.Span]) -> int:
 
 
 @pytest.mark.needs("key_store")
-def test_places_are_never_exceeded(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
-    backend.enqueue_many(numbered(120))
-    spans = [span for part in harness.crowd(opener, crowd_guards.hold_places, CROWD) for span in part]
+def test_places_are_never_exceeded(harness: Harness, opener: Opener, live: QueueBackend) -> None:
+    live.enqueue_many(numbered(120))
+    spans = [span for part in harness.crowd(opener, crowd.hold_places, CROWD) for span in part]
     assert len(spans) == 120
     assert most_at_once(spans) <= 3
-    assert backend.keys.holders(QUEUE, "queue") == []
+    assert live.keys.holders(QUEUE, "queue") == []
 
 
 @pytest.mark.needs("key_store")
-def test_a_key_runs_to_its_end_once(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
+def test_a_key_runs_to_its_end_once(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     keys = [f"order-{number}" for number in range(20)]
-    backend.enqueue_many([a_job(key) for _ in range(6) for key in keys])
-    ran = Counter(key for part in harness.crowd(opener, crowd_guards.run_keys_once, CROWD) for key in part)
+    live.enqueue_many([a_job(key) for _ in range(6) for key in keys])
+    ran = Counter(key for part in harness.crowd(opener, crowd.run_keys_once, CROWD) for key in part)
     assert ran == Counter(keys)
-    assert backend.stats(QUEUE).pending == 0
+    assert live.stats(QUEUE).pending == 0
 
 
 @pytest.mark.spans
 @pytest.mark.needs("key_store")
-def test_a_unique_job_of_a_crowd_is_one_message_with_one_id(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
-    ids = {ident for part in harness.crowd(opener, crowd_guards.enqueue_the_same, CROWD) for ident in part}
+def test_a_unique_job_of_a_crowd_is_one_message_with_one_id(
+    harness: Harness, opener: Opener, live: QueueBackend
+) -> None:
+    ids = {ident for part in harness.crowd(opener, crowd.enqueue_the_same, CROWD) for ident in part}
     assert len(ids) == 1
-    assert [message.id for message in backend.list_messages()] == list(ids)
+    assert [message.id for message in live.list_messages()] == list(ids)
 
 
 @pytest.mark.needs("key_store")
-def test_a_rate_is_exceeded_in_no_window(harness: Harness) -> None:
-    opener = harness.opener()
-    harness.keep(opener()).enqueue_many(numbered(CROWD))
-    parts = harness.crowd(opener, crowd_guards.start_within_the_rate, CROWD)
+def test_a_rate_is_exceeded_in_no_window(harness: Harness, opener: Opener, live: QueueBackend) -> None:
+    live.enqueue_many(numbered(CROWD))
+    parts = harness.crowd(opener, crowd.start_within_the_rate, CROWD)
     spans = sorted((span for part in parts for span in part), key=lambda span: span[1])
-    most, window = crowd_guards.RATE.most, crowd_guards.RATE.window
+    most, window = crowd.RATE.most, crowd.RATE.window
     assert len(spans) > most, "the rate never had room again"
     for first in range(len(spans) - most):
         together = spans[first : first + most + 1]
@@ -174,29 +156,27 @@ DONE = "done"
 
 @pytest.mark.needs("key_store", "atomic_across_queues")
 @pytest.mark.parametrize("harness", ["sqlite", "postgres", "redis"], indirect=True)  # that processes share
-def test_batches_end_once_though_those_who_settle_their_members_are_killed(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
+def test_batches_end_once_though_those_who_settle_their_members_are_killed(opener: Opener, live: QueueBackend) -> None:
     called: Counter[str] = Counter()
     with settlers(opener) as processes:
         for kill in range(KILLS):
-            before = left(backend)
-            open_with_members(backend, BATCHES[2 * kill], fails=False)
-            open_with_members(backend, BATCHES[2 * kill + 1], fails=True)
-            wait_until(partial(lambda most: left(backend) < most, before + MEMBERS), 60.0, "half of them have ended")
+            before = left(live)
+            open_with_members(live, BATCHES[2 * kill], fails=False)
+            open_with_members(live, BATCHES[2 * kill + 1], fails=True)
+            wait_until(partial(lambda most: left(live) < most, before + MEMBERS), 60.0, "half of them have ended")
             processes[kill % TOGETHER].kill()
             processes[kill % TOGETHER] = started(opener, TOGETHER + kill)
-        wait_until(lambda: hear(backend, called) and all_have_ended(backend), 90.0, "all have ended")
-    hear(backend, called)
+        wait_until(lambda: hear(live, called) and all_have_ended(live), 90.0, "all have ended")
+    hear(live, called)
     success = [batch for number, batch in enumerate(BATCHES) if number % 2 == 0]
     assert called == Counter([f"done {batch}" for batch in BATCHES] + [f"success {batch}" for batch in success])
     for number, batch in enumerate(BATCHES):
-        found = backend.batches.get(batch)
+        found = live.batches.get(batch)
         assert found is not None
         failed = KINDS["fail"] * (number % 2)
         assert (found.total, found.succeeded, found.failed) == (MEMBERS + failed, MEMBERS, failed)
-        assert backend.batches.members(batch, 10) == []
-    assert sum(backend.stats(queue).pending for queue in QUEUES) == 0
+        assert live.batches.members(batch, 10) == []
+    assert sum(live.stats(queue).pending for queue in QUEUES) == 0
 
 
 def open_with_members(backend: QueueBackend, batch: str, fails: bool) -> None:

@@ -54,21 +54,6 @@ def test_how_an_attempt_ended_is_kept_with_its_message(
     assert seen(backend, ident).cause == CAUSE
 
 
-def test_what_says_no_cause_leaves_the_last_one(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    settle(backend, Nack(0.0, "boom", "first"))
-    assert settled(backend, Nack(0.0, "again")).cause == "first"
-    assert backend.release(a_lease(backend))
-    assert settled(backend, Abandon("hopeless")).cause == "first"
-
-
-def test_a_later_cause_takes_the_place_of_an_earlier(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    settle(backend, Nack(0.0, "boom", "first"))
-    assert settled(backend, Nack(0.0, "boom", "second")).cause == "second"
-    assert settled(backend, Abandon("hopeless", None, "third")).cause == "third"
-
-
 @pytest.mark.needs("exact_crashes")
 def test_a_crash_takes_the_place_of_a_cause_and_a_cause_that_of_a_crash(
     harness: Harness, backend: QueueBackend

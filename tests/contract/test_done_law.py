@@ -140,21 +140,6 @@ def test_one_call_settles_guarded_leases_and_others(backend: QueueBackend) -> No
 # --- a life of keys, as FAULTS row 25 tells it ------------------------------------------------------------
 
 
-def test_of_two_at_once_one_runs_and_the_other_is_skipped_afterwards(backend: QueueBackend) -> None:
-    one, other = begun(backend), a_lease(backend)
-    assert begin(backend, other) == HELD
-    assert backend.ack(one)
-    assert begin(backend, other) == DONE
-    assert backend.ack(other) is Settled.OK
-
-
-def test_when_the_first_fails_the_other_runs(backend: QueueBackend) -> None:
-    one, other = begun(backend), a_lease(backend)
-    assert begin(backend, other) == HELD
-    assert backend.nack(one, delay=5.0)
-    assert begin(backend, other)
-
-
 def test_a_retry_is_skipped_when_another_has_done_it_meanwhile(harness: Harness, backend: QueueBackend) -> None:
     one, other = begun(backend), a_lease(backend)
     backend.nack(one, delay=5.0)

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from support.claims import claim, found, post
 from support.harness import Harness
+from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import picture
 from support.waiting import wait_until
@@ -66,8 +67,7 @@ def counts(backend: QueueBackend, queue: str = QUEUE) -> tuple[int, int, int, in
 # --- when it runs -----------------------------------------------------------------------------------------
 
 
-def test_what_waits_is_put_off_and_comes_back_to_its_place(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_waits_is_put_off_and_comes_back_to_its_place(harness: Harness, backend: QueueBackend) -> None:
     first, second = backend.enqueue_many(numbered(2))
     assert edit(backend, [first], at=at(harness.now() + 60.0)) == {first: Edited.EDITED}
     message = found(backend, first)
@@ -79,8 +79,7 @@ def test_what_waits_is_put_off_and_comes_back_to_its_place(harness: Harness) -> 
     assert order(backend) == [first, second]
 
 
-def test_what_is_delayed_runs_now_in_its_place(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_is_delayed_runs_now_in_its_place(harness: Harness, backend: QueueBackend) -> None:
     delayed = backend.enqueue(a_job(scheduled_at=at(harness.now() + 3600.0)))
     [waiting] = backend.enqueue_many(numbered(1))
     assert order(backend) == [waiting]
@@ -91,8 +90,7 @@ def test_what_is_delayed_runs_now_in_its_place(harness: Harness) -> None:
 
 
 @pytest.mark.needs("key_store")
-def test_a_done_job_has_ended_while_its_result_is_kept(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_done_job_has_ended_while_its_result_is_kept(harness: Harness, backend: QueueBackend) -> None:
     kept, unkept = backend.enqueue_many(numbered(2))
     [first, second] = backend.fetch_many(QUEUE, limit=2)
     assert backend.settle_many([(first, Ack(result=keep("7", 60.0, first, 0.0))), (second, Ack())])
@@ -101,8 +99,7 @@ def test_a_done_job_has_ended_while_its_result_is_kept(harness: Harness) -> None
     assert edit(backend, [kept], at=0) == {kept: Edited.UNKNOWN}
 
 
-def test_a_delay_is_made_shorter_and_longer(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_delay_is_made_shorter_and_longer(harness: Harness, backend: QueueBackend) -> None:
     sooner, later = backend.enqueue_many(numbered(2, scheduled_at=at(harness.now() + 100.0)))
     edit(backend, [sooner], at=at(harness.now() + 50.0))
     edit(backend, [later], at=at(harness.now() + 150.0))
@@ -111,8 +108,7 @@ def test_a_delay_is_made_shorter_and_longer(harness: Harness) -> None:
         assert order(backend) == due
 
 
-def test_what_failed_and_waits_for_its_retry_keeps_its_counters(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_failed_and_waits_for_its_retry_keeps_its_counters(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     lease = fetched(backend)
     assert backend.nack(lease, 600.0, "boom")
@@ -129,8 +125,7 @@ def test_what_failed_and_waits_for_its_retry_keeps_its_counters(harness: Harness
 
 
 @pytest.mark.spans
-def test_its_rank_is_that_of_its_new_priority(harness: Harness) -> None:
-    backend = harness.open()
+def test_its_rank_is_that_of_its_new_priority(backend: QueueBackend) -> None:
     first, second, third, fourth = backend.enqueue_many(numbered(4))
     assert edit(backend, [third, fourth], priority=1) == dict.fromkeys((third, fourth), Edited.EDITED)
     assert edit(backend, [fourth], priority=1) == {fourth: Edited.UNCHANGED}
@@ -142,8 +137,7 @@ def test_its_rank_is_that_of_its_new_priority(harness: Harness) -> None:
     assert counts(backend) == (4, 0, 0, 0)
 
 
-def test_what_is_delayed_has_its_new_priority_when_it_falls_due(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_is_delayed_has_its_new_priority_when_it_falls_due(harness: Harness, backend: QueueBackend) -> None:
     first, second = backend.enqueue_many(numbered(2, scheduled_at=at(harness.now() + 60.0)))
     edit(backend, [second], priority=0)
     assert (found(backend, second).state, order(backend)) == (State.DELAYED, [])
@@ -151,8 +145,7 @@ def test_what_is_delayed_has_its_new_priority_when_it_falls_due(harness: Harness
     assert order(backend) == [second, first]
 
 
-def test_the_body_says_the_new_priority_and_is_signed_for_it(harness: Harness) -> None:
-    backend = harness.open()
+def test_the_body_says_the_new_priority_and_is_signed_for_it(backend: QueueBackend) -> None:
     backend.signer = EnvelopeSigner("a key of sixteen or more")
     ident = backend.enqueue(a_job({"x": [1, "ü"]}, priority=9, name="daily", max_retries=7, timeout=2.5))
     before = decode(found(backend, ident).body, attempts=0)
@@ -168,8 +161,7 @@ def test_the_body_says_the_new_priority_and_is_signed_for_it(harness: Harness) -
 
 
 @moves
-def test_it_is_gone_here_and_waits_there_as_it_was(harness: Harness) -> None:
-    backend = harness.open()
+def test_it_is_gone_here_and_waits_there_as_it_was(backend: QueueBackend) -> None:
     backend.signer = EnvelopeSigner("a key of sixteen or more")
     ident = backend.enqueue(a_job({"x": 1}, expires_in=500.0))
     lease = fetched(backend)
@@ -192,8 +184,7 @@ def test_it_is_gone_here_and_waits_there_as_it_was(harness: Harness) -> None:
 
 
 @moves
-def test_what_is_delayed_waits_there_until_it_is_due(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_is_delayed_waits_there_until_it_is_due(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job(scheduled_at=at(harness.now() + 60.0)))
     edit(backend, [ident], queue=THERE)
     assert (counts(backend), counts(backend, THERE)) == ((0, 0, 0, 0), (0, 1, 0, 0))
@@ -302,8 +293,7 @@ def test_what_runs_is_dead_or_unknown_is_left_and_said_so(backend: QueueBackend)
 
 
 @pytest.mark.needs("claims")
-def test_what_is_claimed_or_posted_is_left(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_is_claimed_or_posted_is_left(backend: QueueBackend) -> None:
     posted, claimed = post(backend, b"post")[0], backend.enqueue(a_job())
     held = claim(backend)
     later = post(backend, b"later", delay=60.0)[0]
@@ -318,8 +308,7 @@ def test_what_is_claimed_or_posted_is_left(harness: Harness) -> None:
 
 
 @pytest.mark.needs("claims")
-def test_what_an_ended_claim_held_can_be_edited(harness: Harness) -> None:
-    backend = harness.open()
+def test_what_an_ended_claim_held_can_be_edited(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     claim(backend, ttl=60.0)
     harness.advance(61.0)
@@ -364,8 +353,7 @@ def test_what_has_moved_on_since_the_look_is_not_changed(backend: QueueBackend) 
 
 
 @pytest.mark.spans
-def test_a_repeated_call_answers_the_same_and_changes_nothing(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_repeated_call_answers_the_same_and_changes_nothing(harness: Harness, backend: QueueBackend) -> None:
     idents = backend.enqueue_many(numbered(2))
     seen = [found(backend, ident) for ident in idents]
     asked = [an_edit(seen[0], priority=1), an_edit(replace(seen[1], priority=7), due=0.0)]
@@ -400,8 +388,7 @@ def test_large_bodies_are_changed_in_several_steps(backend: QueueBackend) -> Non
 
 
 @moves
-def test_a_filter_changes_each_of_many_once(harness: Harness) -> None:
-    backend = harness.open()
+def test_a_filter_changes_each_of_many_once(harness: Harness, backend: QueueBackend) -> None:
     number = FIRST_PAGE + PAGE_MESSAGES + 3
     idents = backend.enqueue_many(numbered(number))
     late = backend.enqueue(a_job(scheduled_at=at(harness.now() + 60.0)))
@@ -423,8 +410,7 @@ def test_a_filter_changes_each_of_many_once(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("how", ["now", pytest.param("moved", marks=moves)])
-def test_an_edit_wakes_whoever_waits(harness: Harness, how: str) -> None:
-    opener = harness.opener()
+def test_an_edit_wakes_whoever_waits(harness: Harness, opener: Opener, how: str) -> None:
     waiting, editing = harness.keep(opener()), harness.keep(opener())
     far = at(editing.time.now() + 3600.0)
     idents = {
@@ -441,8 +427,7 @@ def test_an_edit_wakes_whoever_waits(harness: Harness, how: str) -> None:
 
 @moves
 @pytest.mark.needs("key_store")
-def test_jobs_that_are_moved_while_others_fetch_are_each_done_once(harness: Harness) -> None:
-    opener = harness.opener()
+def test_jobs_that_are_moved_while_others_fetch_are_each_done_once(harness: Harness, opener: Opener) -> None:
     clients = [harness.keep(opener()) for _ in range(4)]
     unique = [a_job(number, unique=True, idempotency_key=str(number)) for number in range(150)]
     idents = clients[0].enqueue_many([*numbered(150), *unique])
@@ -497,13 +482,12 @@ def test_changes_out_of_bounds_are_refused(backend: QueueBackend, changes: dict[
 
 
 @pytest.mark.above
-def test_a_time_is_seconds_from_now_or_aware(harness: Harness) -> None:
-    backend = harness.open_live()
-    [ident] = backend.enqueue_many(numbered(1))
-    assert edit(backend, [ident], at=60) == {ident: Edited.EDITED}
-    due = found(backend, ident).available_at
-    assert due == pytest.approx(backend.time.now() + 60.0, abs=60.0)
-    assert edit(backend, [ident], at=at(due)) == {ident: Edited.UNCHANGED}
-    assert edit(backend, [ident], at=1e300) == {ident: Edited.EDITED}
-    assert edit(backend, [ident], at=-5) == {ident: Edited.EDITED}
-    assert found(backend, ident).state is State.WAITING
+def test_a_time_is_seconds_from_now_or_aware(live: QueueBackend) -> None:
+    [ident] = live.enqueue_many(numbered(1))
+    assert edit(live, [ident], at=60) == {ident: Edited.EDITED}
+    due = found(live, ident).available_at
+    assert due == pytest.approx(live.time.now() + 60.0, abs=60.0)
+    assert edit(live, [ident], at=at(due)) == {ident: Edited.UNCHANGED}
+    assert edit(live, [ident], at=1e300) == {ident: Edited.EDITED}
+    assert edit(live, [ident], at=-5) == {ident: Edited.EDITED}
+    assert found(live, ident).state is State.WAITING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.looks import in_order, seen
@@ -170,12 +169,3 @@ def test_a_message_has_what_its_producer_said(harness: Harness, backend: QueueBa
     assert (message.attempts, message.crashes, message.deliveries) == (0, 0, 0)
     assert message.enqueued_at == pytest.approx(enqueued, abs=1.0)
     assert b'"customer"' in message.body
-
-
-@pytest.mark.spans
-@pytest.mark.needs("lists_live")
-def test_a_message_is_listed_with_what_its_producer_said(harness: Harness, backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job({"customer": 7}, priority=3, scheduled_at=at(harness.now() + 60)))
-    message = found(backend, ident)
-    assert (message.queue, message.handler, message.priority, message.state) == (QUEUE, "report", 3, State.DELAYED)
-    assert message.available_at - message.enqueued_at == pytest.approx(60, abs=max(1e-5, harness.tick))

@@ -26,11 +26,6 @@ def test_a_lease_tells_what_its_holder_needs(harness: Harness, backend: QueueBac
     assert lease.enqueued_at == pytest.approx(harness.now(), abs=1.0)
 
 
-def test_nothing_is_there_until_something_is(backend: QueueBackend) -> None:
-    assert backend.fetch_many("empty", limit=5) == []
-    assert backend.fetch("empty") is None
-
-
 def test_no_more_than_the_limit_and_no_message_twice(backend: QueueBackend) -> None:
     ids = backend.enqueue_many(numbered(10))
     first = backend.fetch_many(QUEUE, limit=4)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.claims import found
 from support.harness import Harness
+from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, at
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, ReapPolicy, State, Verb, once_id
+from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, Verb, once_id
 from jobpool.cron.records import load
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
@@ -20,7 +20,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import Move, Settled
 
 pytestmark = pytest.mark.needs("leases")
 
@@ -67,12 +67,10 @@ def test_where_no_id_is_known_it_is_the_id_of_the_key_all_the_same(backend: Queu
 
 @pytest.mark.xdist_group("crowds")
 @pytest.mark.needs("known_ids")
-def test_of_a_crowd_one_adds_the_message(harness: Harness) -> None:
-    opener = harness.opener()
-    backend = harness.keep(opener())
+def test_of_a_crowd_one_adds_the_message(harness: Harness, opener: Opener, live: QueueBackend) -> None:
     ids = harness.crowd(opener, fire, 4)
     assert set(ids) == {once_id(KEY)}
-    assert backend.stats(QUEUE).pending == 1
+    assert live.stats(QUEUE).pending == 1
 
 
 def test_other_keys_are_other_messages(backend: QueueBackend) -> None:
@@ -96,45 +94,6 @@ def test_what_is_refused_uses_no_key_up(backend: QueueBackend) -> None:
         backend.enqueue_once(a_job("x" * 1_048_577), KEY)
     backend.enqueue_once(a_job("good"), KEY)
     assert a_lease(backend).envelope.payload == "good"
-
-
-STAGES = [
-    pytest.param(None, State.LEASED, id="leased"),
-    pytest.param(Nack(60.0, "boom"), State.DELAYED, id="nacked"),
-    pytest.param(Release(), State.WAITING, id="released"),
-    pytest.param(Abandon("hopeless"), State.DEAD, id="dead"),
-    pytest.param(Forfeit("SIGSEGV"), State.LEASED, id="forfeited"),
-]
-
-
-@pytest.mark.spans
-@pytest.mark.needs("known_ids")
-@pytest.mark.parametrize(("settlement", "state"), STAGES)
-def test_it_is_known_wherever_it_is(
-    harness: Harness, backend: QueueBackend, settlement: Settlement | None, state: State
-) -> None:
-    ident = backend.enqueue_once(a_job("first"), KEY)
-    lease = a_lease(backend)
-    if settlement is not None:
-        backend.settle_many([(lease, settlement)])
-    harness.advance(10.0)
-    assert backend.enqueue_once(a_job("second"), KEY) == ident
-    stats = backend.stats(QUEUE)
-    assert (stats.pending + stats.dead) == 1
-    message = found(backend, ident)
-    assert message.state is state
-
-
-@pytest.mark.needs("known_ids")
-@pytest.mark.lacks("native_reap")
-def test_it_is_known_after_a_crash_that_killed_it(harness: Harness, backend: QueueBackend) -> None:
-    ident = backend.enqueue_once(a_job(), KEY)
-    for _ in range(2):
-        a_lease(backend)
-        harness.expire_leases(100.0)
-        backend.reap(QUEUE, ReapPolicy(max_crashes=1, back_off=0.0))
-    assert backend.enqueue_once(a_job(), KEY) == ident
-    assert (backend.stats(QUEUE).pending, backend.stats(QUEUE).dead) == (0, 1)
 
 
 OWN = [

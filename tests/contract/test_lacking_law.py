@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, new_lease
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.editing import read_changes
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError, Unsupported
-from jobpool.message.settlement import Move, Settled
+from jobpool.message.settlement import Abandon, Move, Nack, Settled
 
 pytestmark = pytest.mark.needs("leases")
 
@@ -58,11 +58,14 @@ def test_a_queue_that_is_missing_is_named_with_the_mend(
 
 
 @pytest.mark.lacks("makes_queues")
-def test_a_message_that_cannot_be_moved_stays_leased(backend: QueueBackend) -> None:
-    lease = new_lease(backend)
+def test_a_call_with_a_message_that_cannot_be_moved_settles_nothing_and_copies_nothing(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(2))
+    failed, moving = backend.fetch_many(QUEUE, limit=2)
     with pytest.raises(ConfigurationError, match=MISSING):
-        backend.settle_many([(lease, Move(MISSING))])
-    assert backend.ack(lease) is Settled.OK
+        backend.settle_many([(failed, Nack(error="boom")), (moving, Move(MISSING))])
+    assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).leased) == (0, 2)
+    assert backend.settle_many([(failed, Nack(error="boom")), (moving, Abandon("failed"))]) == [Settled.OK] * 2
+    assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).dead) == (1, 1)
 
 
 @pytest.mark.lacks("lists_queues")

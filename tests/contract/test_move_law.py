@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from support.harness import Harness
+from support.harnesses.base import Opener
 from support.jobs import QUEUE, a_job, new_lease, numbered
-from support.looks import a_lease, dead_letter, is_refusal, recover, seen
+from support.looks import a_lease, is_refusal, recover, seen
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
@@ -54,8 +54,7 @@ def test_it_is_gone_here_and_waits_there_under_its_id(backend: QueueBackend) -> 
 
 
 @pytest.mark.needs("lists_live", "atomic_across_queues")
-def test_whoever_looks_finds_it_here_or_there_at_every_moment(harness: Harness) -> None:
-    opener = harness.opener()
+def test_whoever_looks_finds_it_here_or_there_at_every_moment(harness: Harness, opener: Opener) -> None:
     moving, looking = harness.keep(opener()), harness.keep(opener())
     ident = moving.enqueue(a_job())
 
@@ -69,21 +68,6 @@ def test_whoever_looks_finds_it_here_or_there_at_every_moment(harness: Harness) 
         while not done.done():
             assert looking.inspect(ident) is not None
         done.result()
-
-
-def test_its_handler_payload_priority_and_the_rest_go_with_it(backend: QueueBackend) -> None:
-    fields: dict[str, Any] = {"payload": {"x": [1, "ü"]}, "name": "daily", "max_retries": 7, "timeout": 2.5}
-    message = moved(backend, **fields, priority=2, meta={"who": "me"})
-    assert message.handler == "report"
-    assert message.priority == 2 or not backend.capabilities.priorities
-    envelope = a_lease(backend, THERE).envelope
-    assert (envelope.payload, envelope.name, envelope.max_retries, envelope.identifier) == (
-        {"x": [1, "ü"]},
-        "daily",
-        7,
-        message.id,
-    )
-    assert envelope.meta["who"] == "me"
 
 
 def test_it_is_signed_for_where_it_goes(backend: QueueBackend) -> None:
@@ -124,23 +108,6 @@ def test_the_fencing_token_goes_on_rising(backend: QueueBackend) -> None:
     assert fences == [1, 2, 3, 4]
 
 
-def test_the_error_and_the_cause_are_kept(backend: QueueBackend) -> None:
-    message = moved(backend)
-    assert (message.last_error, message.cause, message.reason, message.died_at) == ("killed", "SIGKILL", None, None)
-    lease = a_lease(backend, THERE)
-    backend.abandon(lease, "hopeless")
-    dead = dead_letter(backend, message.id)
-    assert (dead.queue, dead.last_error, dead.cause) == (THERE, "killed", "SIGKILL")
-
-
-def test_a_move_that_says_no_error_and_no_cause_leaves_the_last_ones(backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    backend.settle_many([(a_lease(backend), Nack(0.0, "boom", "SIGBUS"))])
-    assert move(backend, a_lease(backend), Move(THERE))
-    message = seen(backend, ident, THERE)
-    assert (message.last_error, message.cause, message.attempts) == ("boom", "SIGBUS", 1)
-
-
 @pytest.mark.needs("priorities")
 def test_it_waits_at_the_end_of_that_queue_by_its_priority(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue_many([a_job("old"), a_job("old and urgent", priority=1)])
@@ -159,16 +126,6 @@ def test_a_schedule_of_the_past_delays_nothing_there(backend: QueueBackend) -> N
     backend.nack(a_lease(backend), delay=0.0)
     assert move(backend, a_lease(backend))
     assert backend.stats(THERE).waiting == 1
-
-
-@pytest.mark.needs("exact_crashes")
-@pytest.mark.lacks("native_reap")
-def test_a_crash_there_is_counted_on_top(harness: Harness, backend: QueueBackend) -> None:
-    moved(backend)
-    a_lease(backend, THERE, ttl=1.0)
-    harness.expire_leases(1.0)
-    [reaped] = backend.reap(THERE, ReapPolicy(max_crashes=1))
-    assert (reaped.crashes, reaped.dead) == (2, True)
 
 
 @pytest.mark.needs("exact_crashes")

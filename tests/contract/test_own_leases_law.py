@@ -189,6 +189,23 @@ def test_each_lease_of_a_batch_has_its_answer(harness: Harness, backend: QueueBa
     assert [answer and answer.id for answer in answers] == [None, kept.id, None, other.id]
 
 
+def test_when_one_lease_ends_others_of_its_client_go_on(harness: Harness) -> None:
+    holder, other = harness.open(), harness.open()
+    holder.enqueue_many(numbered(2))
+    ending, going_on = holder.fetch_many(QUEUE, limit=2, ttl=20.0)
+    half = harness.lasts(20.0) / 2
+    harness.advance(half)
+    going_on = holder.renew(going_on, 20.0)
+    harness.advance(half)
+    other.reap(QUEUE)
+    harness.advance(1.0)
+    assert holder.lost() == []
+    going_on = holder.renew(going_on, 20.0)
+    [again] = other.fetch_many(QUEUE, limit=2, wait=5.0)
+    assert again.id == ending.id
+    assert (holder.ack(going_on), other.ack(again)) == (Settled.OK, Settled.OK)
+
+
 def test_a_forfeited_lease_cannot_be_renewed(backend: QueueBackend) -> None:
     lease = new_lease(backend)
     backend.forfeit(lease, "SIGKILL")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.claims import found
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, new_lease, numbered
+from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Message, ReapPolicy, State
+from jobpool.broker.values import Message, ReapPolicy
 
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("native_reap")]
 
@@ -86,48 +86,6 @@ def test_a_message_that_was_given_back_as_begun_is_so_after_a_crash(harness: Har
     crash(harness, backend, cause="oom")
     [lease] = backend.fetch_many(QUEUE, limit=1)
     assert lease.begun
-
-
-def test_attempts_and_the_last_error_survive_a_crash(harness: Harness, backend: QueueBackend) -> None:
-    lease = new_lease(backend)
-    backend.nack(lease, error="boom")
-    message = crash(harness, backend)
-    assert (message.attempts, message.crashes, message.last_error) == (1, 1, "boom")
-
-
-@pytest.mark.needs("exact_crashes")
-def test_past_the_limit_it_is_a_dead_letter_with_the_cause(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    policy = ReapPolicy(max_crashes=2, back_off=0.0)
-    for crashes in (1, 2):
-        assert (crash(harness, backend, policy).state, crashes) == (State.WAITING, crashes)
-    dead = crash(harness, backend, policy)
-    assert (dead.state, dead.reason, dead.crashes, dead.cause) == (State.DEAD, "crash-limit", 3, "lease expired")
-    assert dead.died_at == pytest.approx(harness.now(), abs=1.0)
-    assert backend.fetch_many(QUEUE, limit=1) == []
-
-
-def test_the_cause_of_a_forfeit_is_charged_once_and_not_to_the_next_crash(
-    harness: Harness, backend: QueueBackend
-) -> None:
-    backend.enqueue(a_job())
-    assert crash(harness, backend, cause="SIGSEGV in libfoo").cause == "SIGSEGV in libfoo"
-    assert crash(harness, backend).cause == "lease expired"
-
-
-def test_the_cause_of_the_last_crash_is_kept_with_the_dead_letter(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    dead = crash(harness, backend, ReapPolicy(max_crashes=1, back_off=0.0))
-    dead = crash(harness, backend, ReapPolicy(max_crashes=1, back_off=0.0), cause="SIGBUS")
-    assert (dead.state, dead.cause) == (State.DEAD, "SIGBUS")
-
-
-@pytest.mark.needs("exact_crashes")
-def test_without_a_limit_it_always_comes_back(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    for _ in range(8):
-        message = crash(harness, backend, ReapPolicy(max_crashes=0, back_off=0.0))
-    assert (message.state, message.crashes) == (State.WAITING, 8)
 
 
 @pytest.mark.needs("exact_crashes")

@@ -328,37 +328,35 @@ def _delete(backend: QueueBackend, lease: JobLease) -> None:
 @needs_results
 @pytest.mark.parametrize(("end", "state"), ENDS)
 def test_who_waits_learns_of_the_end(
-    harness: Harness, end: Callable[[QueueBackend, JobLease], object], state: JobState
+    live: QueueBackend, end: Callable[[QueueBackend, JobLease], object], state: JobState
 ) -> None:
-    backend = harness.open_live()
-    lease, other = a_lease(backend), a_lease(backend, "mails")
+    lease, other = a_lease(live), a_lease(live, "mails")
     found: list[JobState] = []
     wanted = [lease.id, other.id]
-    thread = threading.Thread(target=lambda: found.extend(s.state for s in backend.wait(wanted, LIMIT_S)))
+    thread = threading.Thread(target=lambda: found.extend(s.state for s in live.wait(wanted, LIMIT_S)))
     thread.start()
-    settle(backend, other, of(other))
-    end(backend, lease)
+    settle(live, other, of(other))
+    end(live, lease)
     if state is JobState.WAITING:
         assert thread.is_alive()
-        [again] = backend.fetch_many(QUEUE, limit=1, ttl=60.0, wait=LIMIT_S)
-        settle(backend, again, of(again))
+        [again] = live.fetch_many(QUEUE, limit=1, ttl=60.0, wait=LIMIT_S)
+        settle(live, again, of(again))
         state = JobState.DONE
     thread.join(LIMIT_S)
     assert found == [state, JobState.DONE]
 
 
 @needs_results
-def test_a_kept_result_wakes_who_waits_for_it(harness: Harness) -> None:
+def test_a_kept_result_wakes_who_waits_for_it(live: QueueBackend) -> None:
     """The wait itself ends, before the half second after which it looks again."""
-    backend = harness.open_live()
     quick: list[bool] = []
 
     def is_woken() -> bool:
-        lease = a_lease(backend)
-        timer = threading.Timer(0.05, lambda: settle(backend, lease, of(lease)))
+        lease = a_lease(live)
+        timer = threading.Timer(0.05, lambda: settle(live, lease, of(lease)))
         timer.start()
         before = time.monotonic()
-        backend.wait_ended([lease.id], 0.5)
+        live.wait_ended([lease.id], 0.5)
         quick.append(time.monotonic() - before < 0.4)
         timer.join()
         return quick.count(True) >= 3
@@ -368,35 +366,33 @@ def test_a_kept_result_wakes_who_waits_for_it(harness: Harness) -> None:
 
 @needs_results
 def test_who_waits_looks_seldom_and_comes_back_when_the_backend_is_closed(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    live: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = harness.open_live()
-    idents = [backend.enqueue(a_job()) for _ in range(3)] + [a_lease(backend, "mails").id]
-    looks, look = list[str](), backend.list_messages
+    idents = [live.enqueue(a_job()) for _ in range(3)] + [a_lease(live, "mails").id]
+    looks, look = list[str](), live.list_messages
 
     def noted(where: MessageFilter, **page: Any) -> list[Message]:
         looks.extend(where.ids)
         return look(where, **page)
 
-    monkeypatch.setattr(backend, "list_messages", noted)
+    monkeypatch.setattr(live, "list_messages", noted)
     with ThreadPoolExecutor(len(idents)) as executor:
-        assert all(executor.map(lambda ident: backend.wait([ident], 0.5), idents))
+        assert all(executor.map(lambda ident: live.wait([ident], 0.5), idents))
         assert len(looks) < 50
-        waits = [executor.submit(backend.wait, [ident], 2 * LIMIT_S) for ident in idents]
+        waits = [executor.submit(live.wait, [ident], 2 * LIMIT_S) for ident in idents]
         wait_until(lambda: len(set(looks[-len(idents) :])) == len(idents))
-        backend.close()
+        live.close()
         for wait in waits:
             with pytest.raises(BackendUnavailable):
                 wait.result(LIMIT_S)
 
 
 @needs_results
-def test_the_end_of_another_job_is_not_waited_for(harness: Harness) -> None:
-    backend = harness.open_live()
-    lease, other = a_lease(backend), a_lease(backend)
-    settle(backend, other, of(other))
+def test_the_end_of_another_job_is_not_waited_for(live: QueueBackend) -> None:
+    lease, other = a_lease(live), a_lease(live)
+    settle(live, other, of(other))
     with pytest.raises(ResultPending, match="it is running"):
-        backend.result(lease.id, timeout=0.2)
+        live.result(lease.id, timeout=0.2)
 
 
 # --- brokers that keep none ---------------------------------------------------------------------------------
@@ -404,12 +400,11 @@ def test_the_end_of_another_job_is_not_waited_for(harness: Harness) -> None:
 
 @pytest.mark.spans
 @needs_results
-def test_many_tasks_wait_and_each_learns_of_its_own(harness: Harness) -> None:
+def test_many_tasks_wait_and_each_learns_of_its_own(live: QueueBackend) -> None:
     """More than there are calls that wait, with an end of each kind: a result, an ack without one, a death."""
-    backend = harness.open_live()
-    jobs = Jobs(backend=backend)
-    idents = [JobHandle(ident, jobs) for ident in backend.enqueue_many(numbered(MAX_WAITING_CALLS + 8))]
-    leases = {lease.id: lease for lease in backend.fetch_many(QUEUE, limit=len(idents), ttl=60.0)}
+    jobs = Jobs(backend=live)
+    idents = [JobHandle(ident, jobs) for ident in live.enqueue_many(numbered(MAX_WAITING_CALLS + 8))]
+    leases = {lease.id: lease for lease in live.fetch_many(QUEUE, limit=len(idents), ttl=60.0)}
     dead, gone, *kept = (leases[ident] for ident in idents)
 
     async def main() -> Any:
@@ -417,7 +412,7 @@ def test_many_tasks_wait_and_each_learns_of_its_own(harness: Harness) -> None:
         await asyncio.sleep(0.1)
         verbs: list[Settlement] = [Abandon("broken", "no"), Ack(), *map(of, kept)]
         for lease, verb in zip((dead, gone, *kept), verbs, strict=True):
-            assert await asyncio.to_thread(settle, backend, lease, verb) is Settled.OK
+            assert await asyncio.to_thread(settle, live, lease, verb) is Settled.OK
         return await asyncio.gather(*asked, return_exceptions=True)
 
     ends = asyncio.run(main())

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, new_lease, numbered
-from support.looks import dead_letter, in_order, is_refusal, seen, settle
+from support.looks import in_order, is_refusal, settle
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
@@ -48,37 +48,6 @@ def test_ack_removes_the_message(backend: QueueBackend) -> None:
     assert backend.ack(a_lease(backend)) is Settled.OK
     assert backend.inspect(ident) is None
     assert backend.stats(QUEUE).pending == 0
-
-
-@pytest.mark.spans
-def test_nack_burns_an_attempt_and_keeps_the_error(harness: Harness, backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    assert backend.nack(a_lease(backend), delay=2.0, error="ValueError: no") is Settled.OK
-    assert backend.stats(QUEUE).delayed == 1
-    message = backend.inspect(ident)
-    assert message is None or (message.state, message.attempts, message.crashes) == (State.DELAYED, 1, 0)
-    harness.advance(2.0)
-    lease = a_lease(backend)
-    assert (lease.attempts, lease.envelope.attempts, lease.crashes) == (1, 1, 0)
-    backend.release(lease)
-    assert seen(backend, ident).last_error == "ValueError: no"
-
-
-def test_release_burns_nothing(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    assert backend.release(a_lease(backend)) is Settled.OK
-    lease = a_lease(backend)
-    assert (lease.attempts, lease.crashes, lease.deliveries) == (0, 0, 2)
-
-
-def test_abandon_makes_a_dead_letter(harness: Harness, backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    assert backend.abandon(a_lease(backend), "rejected", "the signature is wrong") is Settled.OK
-    message = dead_letter(backend, ident)
-    assert (message.reason, message.last_error) == ("rejected", "the signature is wrong")
-    assert message.died_at == pytest.approx(harness.now(), abs=1.0)
-    assert message.expires_at is None
-    assert backend.fetch_many(QUEUE, limit=1) == []
 
 
 @pytest.mark.spans
@@ -132,51 +101,18 @@ def test_a_message_that_comes_back_has_its_old_place(harness: Harness, backend: 
     assert in_order(backend, back) == [0, 1, 2, 3]
 
 
-@pytest.mark.needs("priorities")
-def test_a_message_that_comes_back_keeps_its_priority(backend: QueueBackend) -> None:
-    backend.enqueue_many([a_job("late", priority=9), a_job("soon", priority=1), a_job("middle")])
-    [soon] = backend.fetch_many(QUEUE, limit=1)
-    backend.nack(soon)
-    assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=3)] == ["soon", "middle", "late"]
-
-
-@pytest.mark.spans
-def test_an_error_that_is_not_given_leaves_the_last_one(backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    backend.nack(a_lease(backend), error="first")
-    backend.nack(a_lease(backend))
-    backend.abandon(a_lease(backend), "hopeless")
-    message = found(backend, ident)
-    assert (message.last_error, message.attempts) == ("first", 2)
-
-
 # --- the answers, in their precedence ---------------------------------------------------------------------
 
 Stage = Callable[[Harness, QueueBackend], JobLease]
 
 
-def _acked(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Ack())])
-    return lease
+def settled(settlement: Settlement) -> Stage:
+    def stage(_: Harness, backend: QueueBackend) -> JobLease:
+        lease = a_lease(backend)
+        assert settle(backend, lease, settlement) is Settled.OK
+        return lease
 
-
-def _delayed(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Nack(60.0))])
-    return lease
-
-
-def _waiting(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Release())])
-    return lease
-
-
-def _dead(_: Harness, backend: QueueBackend) -> JobLease:
-    lease = a_lease(backend)
-    backend.settle_many([(lease, Abandon("first"))])
-    return lease
+    return stage
 
 
 def _reaped(harness: Harness, backend: QueueBackend) -> JobLease:
@@ -206,10 +142,10 @@ def _held_by_another(harness: Harness, backend: QueueBackend) -> JobLease:
 
 
 REFUSALS = [
-    pytest.param(_acked, Settled.NOT_IN_FLIGHT, id="gone"),
-    pytest.param(_waiting, Settled.NOT_IN_FLIGHT, id="waiting"),
-    pytest.param(_delayed, Settled.NOT_IN_FLIGHT, id="delayed"),
-    pytest.param(_dead, Settled.NOT_IN_FLIGHT, id="dead"),
+    pytest.param(settled(Ack()), Settled.NOT_IN_FLIGHT, id="gone"),
+    pytest.param(settled(Release()), Settled.NOT_IN_FLIGHT, id="waiting"),
+    pytest.param(settled(Nack(60.0)), Settled.NOT_IN_FLIGHT, id="delayed"),
+    pytest.param(settled(Abandon("first")), Settled.NOT_IN_FLIGHT, id="dead"),
     pytest.param(_reaped, Settled.NOT_IN_FLIGHT, id="reaped"),
     pytest.param(_at_the_deadline, Settled.EXPIRED, id="at the deadline"),
     pytest.param(_held_by_another_and_expired, Settled.EXPIRED, id="held by another, whose lease has ended"),

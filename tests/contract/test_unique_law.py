@@ -121,6 +121,14 @@ def test_any_printable_key_will_do_and_is_trimmed(backend: QueueBackend, key: st
 
 # --- while it lives ---------------------------------------------------------------------------------------
 
+Enqueue = Callable[[QueueBackend, str], str]
+each_way = pytest.mark.parametrize(
+    "enqueue",
+    [
+        pytest.param(lambda backend, payload: backend.enqueue(unique(payload)), id="unique"),
+        pytest.param(lambda backend, payload: backend.enqueue_once(a_job(payload), "nightly at two"), id="once"),
+    ],
+)
 STAGES = [
     pytest.param(None, State.LEASED, id="leased"),
     pytest.param(Nack(60.0, "boom"), State.DELAYED, id="nacked"),
@@ -132,31 +140,34 @@ STAGES = [
 
 
 @pytest.mark.spans
+@each_way
 @pytest.mark.parametrize(("settlement", "state"), STAGES)
 def test_it_is_known_wherever_it_is(
-    harness: Harness, backend: QueueBackend, settlement: Settlement | None, state: State
+    harness: Harness, backend: QueueBackend, enqueue: Enqueue, settlement: Settlement | None, state: State
 ) -> None:
-    first = backend.enqueue(unique())
+    first = enqueue(backend, "first")
     lease = a_lease(backend, ttl=100.0)
     if settlement is not None:
         backend.settle_many([(lease, settlement)])
     harness.advance(10.0)
     before = picture(backend, QUEUE)
-    assert backend.enqueue(unique("second")) == first
+    assert enqueue(backend, "second") == first
     assert picture(backend, QUEUE) == before
     message = found(backend, first)
     assert message.state is state
 
 
 @pytest.mark.lacks("native_reap")
+@each_way
 @pytest.mark.parametrize("max_crashes", [0, 1])
-def test_it_is_known_after_a_crash(harness: Harness, backend: QueueBackend, max_crashes: int) -> None:
-    first = backend.enqueue(unique())
+def test_it_is_known_after_a_crash(harness: Harness, backend: QueueBackend, enqueue: Enqueue, max_crashes: int) -> None:
+    first = enqueue(backend, "first")
     for _ in range(2):
         a_lease(backend, ttl=1.0)
         harness.expire_leases(1.0)
         backend.reap(QUEUE, ReapPolicy(max_crashes=max_crashes, back_off=0.0))
-    assert backend.enqueue(unique()) == first
+    assert enqueue(backend, "second") == first
+    assert (backend.stats(QUEUE).pending, backend.stats(QUEUE).dead) == ((0, 1) if max_crashes else (1, 0))
 
 
 @pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])

@@ -6,7 +6,6 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from servicebus_peer.decoding import decode
 from servicebus_peer.message import Message, State
 from servicebus_peer.sections import body_of
 from servicebus_peer.store import Store
@@ -14,12 +13,12 @@ from servicebus_peer.store import Store
 
 @dataclass(frozen=True)
 class Counts:
-    """Messages of a queue by what they do now, and the `Tally` of what has happened in it.
+    """Messages of a queue by what they do now, and what has happened in it.
 
     Attributes:
         ready: Waiting for a receiver.
         dead: In the sub-queue, in any state; 0 for a sub-queue.
-        tally: Counts by the names of `Tally`'s fields.
+        tally: Counts since it was made; `lost_locks` ended by themselves.
     """
 
     ready: int
@@ -41,7 +40,6 @@ class MessageLook:
     Attributes:
         state: A locked message is active.
         lock_token: Of its lock, as text; None when it is not locked.
-        properties: Its application properties: text, numbers and truth values as they are, other values as text.
     """
 
     sequence_number: int
@@ -53,7 +51,7 @@ class MessageLook:
     delivery_count: int
     enqueued: float
     scheduled_for: float | None
-    properties: dict[str, Any]
+    properties: dict[str, str]
 
     @property
     def locked(self) -> bool:
@@ -70,7 +68,7 @@ def counts_of(store: Store) -> dict[str, Any]:
     return {
         **store.count(),
         "dead": sum(store.dead_letters.count().values()) if store.dead_letters else 0,
-        "tally": {name: getattr(store.tally, name) for name in store.tally.__slots__},
+        "tally": dict(store.tally),
     }
 
 
@@ -87,18 +85,10 @@ def shown(message: Message) -> dict[str, Any]:
         "delivery_count": message.delivery_count,
         "enqueued": message.enqueued,
         "scheduled_for": message.scheduled_for if message.state is State.SCHEDULED else None,
-        "properties": _properties(message),
+        "properties": message.application_properties,
     }
 
 
 def look(fields: dict[str, Any]) -> MessageLook:
     """From what `shown` gave."""
     return MessageLook(**{**fields, "body": b64decode(fields["body"])})
-
-
-def _properties(message: Message) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
-    for key, pair in message.application_properties or []:
-        value, _ = decode(pair, decode(pair)[1])
-        shown[key] = value if isinstance(value, str | int | float | None) else str(value)
-    return shown

@@ -52,6 +52,7 @@ class Message:
     """Times in seconds of Unix time.
 
     Attributes:
+        application_properties: Of a dead letter, by the broker.
         delivery_count: Deliveries that failed, so 0 at the first.
         scheduled_for: When it becomes active; None = at once.
     """
@@ -59,7 +60,7 @@ class Message:
     size: int
     annotations: list[Pair] = field(default_factory=list)
     properties: bytes = b""
-    application_properties: list[Pair] | None = None
+    application_properties: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     message_id: object = None
     scheduled_for: float | None = None
@@ -69,11 +70,6 @@ class Message:
     delivery_count: int = 0
     state: State = State.ACTIVE
     lock: Lock | None = None
-
-    def set_property(self, key: str, value: str) -> None:
-        """Of the application properties."""
-        others = [pair for pair in self.application_properties or [] if pair[0] != key]
-        self.application_properties = [*others, (key, e.string(key) + e.string(value))]
 
     def encoded(self, peeked: bool = False) -> bytes:
         """As a receiver gets it; one that is only peeked at shows no lock ("Message browsing")."""
@@ -95,9 +91,10 @@ class Message:
         return _map_section(codes.MESSAGE_ANNOTATIONS, pairs)
 
     def _application(self) -> bytes:
-        if self.application_properties is None:
+        if not self.application_properties:
             return b""
-        return _map_section(codes.APPLICATION_PROPERTIES, [pair for _, pair in self.application_properties])
+        pairs = [e.string(key) + e.string(value) for key, value in self.application_properties.items()]
+        return _map_section(codes.APPLICATION_PROPERTIES, pairs)
 
 
 _ENQUEUED = e.symbol("x-opt-enqueued-time")
@@ -133,12 +130,8 @@ def _properties(message: Message, payload: bytes, section: Section) -> None:
     message.properties = payload[section.start : section.end]
 
 
-def _application_properties(message: Message, payload: bytes, section: Section) -> None:
-    message.application_properties = pairs_of(payload, section.value)
-
-
 def _nothing(_message: Message, _payload: bytes, _section: Section) -> None:
-    """Delivery annotations are for the next node only (AMQP 3.2.2), and of a header this peer heeds nothing."""
+    """Delivery annotations are for the next node only (AMQP 3.2.2), and jobpool sends nothing in the others."""
 
 
 def _body(message: Message, payload: bytes, section: Section) -> None:
@@ -151,5 +144,5 @@ _READ = {
     codes.DELIVERY_ANNOTATIONS: _nothing,
     codes.MESSAGE_ANNOTATIONS: _message_annotations,
     codes.PROPERTIES: _properties,
-    codes.APPLICATION_PROPERTIES: _application_properties,
+    codes.APPLICATION_PROPERTIES: _nothing,
 }

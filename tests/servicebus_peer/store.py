@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import Protocol
@@ -27,7 +28,6 @@ from servicebus_peer.errors import AmqpError
 from servicebus_peer.locks import Locks
 from servicebus_peer.message import Message, State
 from servicebus_peer.properties import QueueProperties
-from servicebus_peer.tally import Tally
 
 SUB_QUEUE = "/$DeadLetterQueue"
 
@@ -55,7 +55,7 @@ class Store:
         self.name = name
         self.properties = properties
         self.dead_letters = dead_letters
-        self.tally = Tally()
+        self.tally = Counter[str]()
         self._clock = clock
         self._locks = Locks(properties.lock_duration, clock)
         self._numbers = itertools.count(1)
@@ -87,7 +87,7 @@ class Store:
     def enqueue(self, message: Message) -> int:
         """Its sequence number. Raises `AmqpError` for one that is too large."""
         self.check_size(message.size)
-        self.tally.enqueued += 1
+        self.tally["enqueued"] += 1
         message.enqueued = self._clock.wall()
         number = self._number(message)
         message.enqueued_sequence_number = number
@@ -122,7 +122,7 @@ class Store:
         message = self._first()
         if message is not None:
             self._locks.take(message)
-            self.tally.delivered += 1
+            self.tally["delivered"] += 1
             self._due_in(self.properties.lock_duration)
         return message
 
@@ -132,7 +132,7 @@ class Store:
         """When the lock ends now, in ms of Unix time."""
         self.advance()
         until = self._locks.renew(token)
-        self.tally.renewed += 1
+        self.tally["renewed"] += 1
         return until
 
     def check_locks(self, tokens: Iterable[uuid.UUID]) -> None:
@@ -156,18 +156,18 @@ class Store:
 
     def complete(self, token: uuid.UUID) -> None:
         del self._messages[self._unlock(token).sequence_number]
-        self.tally.completed += 1
+        self.tally["completed"] += 1
 
     def abandon(self, token: uuid.UUID) -> None:
         """Back to its place in the queue, one more delivery failed."""
         message = self._unlock(token)
-        self.tally.abandoned += 1
+        self.tally["abandoned"] += 1
         self._failed(message)
 
     def release(self, token: uuid.UUID) -> None:
         """Back to its place in the queue, and nothing is counted."""
         message = self._unlock(token)
-        self.tally.released += 1
+        self.tally["released"] += 1
         self._wait(message)
 
     def dead_letter(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
@@ -205,7 +205,7 @@ class Store:
 
     def _expire(self, tokens: Iterable[uuid.UUID]) -> None:
         for token in tokens:
-            self.tally.lost_locks += 1
+            self.tally["lost_locks"] += 1
             self._failed(self._locks.end(token))
 
     def _failed(self, message: Message) -> None:
@@ -224,9 +224,9 @@ class Store:
         assert self.dead_letters is not None
         for key, text in (("DeadLetterReason", reason), ("DeadLetterErrorDescription", description)):
             if text is not None:
-                message.set_property(key, text)
+                message.application_properties[key] = text
         del self._messages[message.sequence_number]
-        self.tally.dead_lettered += 1
+        self.tally["dead_lettered"] += 1
         self.dead_letters.adopt(message)
 
     def _number(self, message: Message) -> int:

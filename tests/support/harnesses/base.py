@@ -68,10 +68,6 @@ class Harness(ABC):
         """A client of the store; closed at the end of the test. With options, the only one of its test."""
         return self.keep(self.connect(**options))
 
-    def open_live(self) -> QueueBackend:
-        """A client of one more store, on the machine's clock: for what really waits."""
-        return self.keep(self.opener()())
-
     def own_connection(self, *, autocommit: bool = False) -> Any:
         """A connection of an application's own to the store's database; closed by whoever asked."""
         raise NotImplementedError(f"{type(self).__name__} has no transactions")

@@ -91,17 +91,12 @@ class NamespaceHarness(Harness):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         empty_namespace()
-        self._clients: list[ServiceBusBackend] = []
 
     def connect(self, **options: Any) -> QueueBackend:
-        self._clients.append(open_namespace(**options))
-        return self._clients[-1]
+        return open_namespace(**options)
 
     def opener(self) -> Opener:
         return open_namespace
-
-    def open_live(self) -> QueueBackend:
-        return self.open()
 
     def advance(self, seconds: float) -> None:
         if seconds > LONGEST_WAIT:
@@ -119,9 +114,10 @@ class NamespaceHarness(Harness):
         return REAL_LOCK
 
     def close(self) -> None:
-        named = {queue for client in self._clients for queue in client.namespace.named_queues() if queue in QUEUES}
+        clients = [client for client in self._opened if isinstance(client, ServiceBusBackend)]
+        named = {queue for client in clients for queue in client.namespace.named_queues()}
         super().close()
-        for queue in sorted(named):
+        for queue in sorted(named & {*QUEUES}):
             drain(queue)
 
 

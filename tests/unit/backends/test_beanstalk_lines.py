@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from beanstalk_clients import Clients, one
 from support.jobs import QUEUE, a_job
-from support.servers import fresh_name, shared_beanstalk
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack
-from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.connections import MAX_IDLE, MAX_LEASES_PER_CONNECTION
 from jobpool_torture.network import Proxy
 
@@ -223,50 +220,3 @@ def _is_refused(call: Callable[[], object]) -> bool:
     except ConfigurationError as error:
         return "after the fork" in str(error)
     return False
-
-
-TTR = 30.0
-
-
-@pytest.fixture
-def pair(clock: ManualClock) -> Iterator[tuple[BeanstalkBackend, BeanstalkBackend]]:
-    """Two clients of the same queue, on a server whose clock stands still."""
-    server = shared_beanstalk(turned=True)
-    server.turn_to(clock.wall())
-    prefix = fresh_name()
-    pair = [BeanstalkBackend.from_url(server.url, clock=clock, tube_prefix=prefix, ttr=TTR) for _ in range(2)]
-    yield pair[0], pair[1]
-    for backend in pair:
-        backend.close()
-
-
-def let_it_end(clock: ManualClock, seconds: float = TTR) -> None:
-    """Time lands on the deadline itself, where the server forgets the lease."""
-    clock.advance(seconds)
-    shared_beanstalk(turned=True).turn_to(clock.wall())
-    clock.advance(1.0)
-    shared_beanstalk(turned=True).turn_to(clock.wall())
-
-
-def soon(backend: BeanstalkBackend) -> JobLease:
-    """What it leases as soon as the server has heard that the holder hung up."""
-    [lease] = wait_until(lambda: backend.fetch_many(QUEUE, limit=1))
-    return lease
-
-
-def test_other_leases_of_the_holder_go_on(clock: ManualClock, pair: tuple[BeanstalkBackend, BeanstalkBackend]) -> None:
-    holder, other = pair
-    holder.enqueue_many([a_job("ends"), a_job("goes on")])
-    first, second = holder.fetch_many(QUEUE, limit=2)
-    clock.advance(TTR / 2)
-    shared_beanstalk(turned=True).turn_to(clock.wall())
-    [renewed] = holder.renew_many([second], TTR)
-    assert renewed is not None
-    let_it_end(clock, TTR / 2)
-    assert holder.lost() == []
-    [renewed] = holder.renew_many([renewed], TTR)
-    assert renewed is not None
-    again = soon(other)
-    assert again.id == first.id
-    assert holder.ack(renewed)
-    assert other.ack(again)

@@ -9,12 +9,16 @@ import pytest
 from support.claims import claim, post
 from support.jobs import QUEUE, a_job, at, new_lease, numbered
 
-from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 from jobpool_backends.memory.values import Expiries, Expiring
+
+
+@pytest.fixture
+def backend(clock: ManualClock) -> MemoryBackend:
+    return MemoryBackend(clock=clock)
 
 
 def test_a_value_that_was_taken_out_has_no_end_any_more() -> None:
@@ -26,9 +30,7 @@ def test_a_value_that_was_taken_out_has_no_end_any_more() -> None:
     assert kept.get("a", 10) == "two"
 
 
-def test_what_has_ended_takes_no_room() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
+def test_what_has_ended_takes_no_room(backend: MemoryBackend, clock: ManualClock) -> None:
     for number in range(20):
         guards = Guards(f"key-{number}", 50.0, (Hold(f"job:{number}"),), (Rate(f"concurrency:{number}", 9, 10.0),))
         lease = new_lease(backend, number, unique=True, idempotency_key=f"key-{number}")
@@ -46,9 +48,7 @@ def test_what_has_ended_takes_no_room() -> None:
     assert cast(MemoryKeys, backend.keys)._records._values == {}
 
 
-def test_leases_that_were_reaped_leave_no_places() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
+def test_leases_that_were_reaped_leave_no_places(backend: MemoryBackend, clock: ManualClock) -> None:
     backend.enqueue_many(numbered(3))
     for number, lease in enumerate(backend.fetch_many(QUEUE, limit=3, ttl=5.0)):
         assert backend.keys.begin_many([(lease, Guards(holds=(Hold(f"job:{number}"),)))])[0]
@@ -57,20 +57,7 @@ def test_leases_that_were_reaped_leave_no_places() -> None:
     assert backend._store.places._held == {}
 
 
-def test_heaps_skip_what_was_deleted() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
-    first, second = backend.enqueue_many(numbered(2))
-    later, latest = backend.enqueue_many([a_job(scheduled_at=at(clock.wall() + wait)) for wait in (5, 6)])
-    backend.bulk(MessageFilter(ids=(first, later)), Verb.DELETE)
-    clock.advance(6.0)
-    assert backend.stats(QUEUE).waiting == 2
-    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=9)] == [second, latest]
-
-
-def test_a_turned_clock_is_noticed_by_who_waits() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
+def test_a_turned_clock_is_noticed_by_who_waits(backend: MemoryBackend, clock: ManualClock) -> None:
     backend.enqueue(a_job(scheduled_at=at(clock.wall() + 3600)))
     found: list[str | None] = []
     thread = threading.Thread(target=lambda: found.append(backend.wait_any([QUEUE], 30.0)))
@@ -81,9 +68,7 @@ def test_a_turned_clock_is_noticed_by_who_waits() -> None:
 
 
 @pytest.mark.parametrize("seconds", [61.0, 601.0])
-def test_what_need_not_be_remembered_is_dropped(seconds: float) -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
+def test_what_need_not_be_remembered_is_dropped(backend: MemoryBackend, clock: ManualClock, seconds: float) -> None:
     backend.enqueue_many([a_job(identifier="a"), a_job(identifier="b")])
     for lease in backend.fetch_many(QUEUE, limit=2):
         backend.ack(lease)
@@ -109,9 +94,9 @@ def test_what_ends_is_told_once_and_at_its_last_time() -> None:
     assert (list(ends.due(99)), ends._heap) == ([], [])
 
 
-def test_a_claim_that_is_renewed_again_and_again_takes_the_room_of_one() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
+def test_a_claim_that_is_renewed_again_and_again_takes_the_room_of_one(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
     post(backend, life=60.0)
     held = claim(backend, ttl=3600.0)
     for _ in range(500):
@@ -121,9 +106,7 @@ def test_a_claim_that_is_renewed_again_and_again_takes_the_room_of_one() -> None
     assert max(len(queue.claim_ends._heap), len(queue.life_ends._heap)) < 100
 
 
-def test_what_has_ended_of_claims_and_posts_takes_no_room() -> None:
-    clock = ManualClock()
-    backend = MemoryBackend(clock=clock)
+def test_what_has_ended_of_claims_and_posts_takes_no_room(backend: MemoryBackend, clock: ManualClock) -> None:
     for number in range(20):
         post(backend, b"%d" % number, life=60.0 + number)
         post(backend, b"deleted", b"popped", life=60.0)

@@ -15,10 +15,10 @@ from servicebus_peer.errors import SERVER_BUSY
 from support.peers import let_go
 from support.waiting import wait_until
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError, WriteRefused
+from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.servicebus import ServiceBusBackend, internals
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.queue_client import PREFETCH_KEPT_S
@@ -347,18 +347,6 @@ def test_a_queue_that_takes_no_copies_holds_up_no_ack(
     [again] = fetch_all(backend, queue)
     assert again.attempts == 1
     assert backend.ack(again)
-
-
-def test_a_call_that_cannot_be_carried_out_whole_has_settled_nothing_and_copied_nothing(
-    peer: PeerThread, backend: ServiceBusBackend, queue: str
-) -> None:
-    backend.enqueue_many([a_job(queue), a_job(queue)])
-    failed, moving = fetch_all(backend, queue)
-    with pytest.raises(ConfigurationError, match="has no queue 'nowhere'"):
-        backend.settle_many([(failed, Nack(error="boom")), (moving, Move("nowhere"))])
-    assert (counts(peer, queue).ready, counts(peer, queue).locked) == (0, 2)
-    assert backend.settle_many([(failed, Nack(error="boom")), (moving, Abandon("failed"))]) == [Settled.OK] * 2
-    assert (counts(peer, queue).ready, counts(peer, queue).dead) == (1, 1)
 
 
 def test_who_is_told_that_the_service_is_busy_may_come_again_at_once(

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from sqlite_explained import rows
 from support.jobs import QUEUE, a_job, numbered
+from support.looks import begin
 
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
-from jobpool.message.guards import Begin, Guards, Hold, Rate
+from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
@@ -22,13 +23,12 @@ from jobpool_backends.sqlite.keys import HOLD_SWEEP_PAGE
 
 Open = Callable[..., SqliteBackend]
 
-LOCKED = Guards(holds=(Hold("job:nightly"),))
 KEY = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"),))
 
 
-def begin(backend: SqliteBackend, lease: JobLease, guards: Guards = LOCKED) -> Begin:
-    [answer] = backend.keys.begin_many([(lease, guards)])
-    return answer.answer
+@pytest.fixture
+def backend(open_sqlite: Open, clock: ManualClock) -> SqliteBackend:
+    return open_sqlite(clock=clock)
 
 
 def two_leases(backend: SqliteBackend, ttl: float = 30.0) -> tuple[JobLease, JobLease]:
@@ -41,21 +41,18 @@ def two_leases(backend: SqliteBackend, ttl: float = 30.0) -> tuple[JobLease, Job
 # --- a handler's own ack ------------------------------------------------------------------------------------
 
 
-def test_the_handlers_own_ack_removes_what_its_lease_held(open_sqlite: Open, path: Path) -> None:
-    backend = open_sqlite()
+def test_the_handlers_own_ack_removes_what_its_lease_held(backend: SqliteBackend, path: Path) -> None:
     first, _ = two_leases(backend)
-    assert begin(backend, first, KEY) is Begin.GRANTED
+    assert begin(backend, first, KEY)
     with closing(sqlite3.connect(path)) as connection, connection:
-        ack(connection, backend.ticket(first.guarded(KEY)))
+        ack(connection, backend.ticket(first.guarded(KEY)), clock=backend.clock)
     assert rows(backend, "holds") == 0
 
 
 # --- nothing stays for ever ---------------------------------------------------------------------------------
 
 
-def test_what_has_ended_takes_no_room(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_what_has_ended_takes_no_room(backend: SqliteBackend, clock: ManualClock) -> None:
     backend.enqueue_many([a_job(n, unique=True, idempotency_key=f"key-{n}") for n in range(30)])
     asked = [
         (lease, Guards(f"key-{n}", 50.0, (Hold(f"job:{n}"),), (Rate(f"concurrency:{n}", 9, 10.0),)))
@@ -72,20 +69,18 @@ def test_what_has_ended_takes_no_room(open_sqlite: Open) -> None:
     assert [rows(backend, table) for table in ("starts", "done", "spent", "records")] == [0, 0, 0, 0]
 
 
-def test_a_reap_takes_the_holds_of_those_who_died(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_a_reap_takes_the_holds_of_those_who_died(backend: SqliteBackend, clock: ManualClock) -> None:
     first, second = two_leases(backend, ttl=5.0)
     for lease in (first, second):
-        assert begin(backend, lease, Guards(key=lease.id)) is Begin.GRANTED
+        assert begin(backend, lease, Guards(key=lease.id))
     clock.advance(5.0)
     backend.reap(QUEUE)
     assert rows(backend, "holds") == 1
 
 
-def test_holds_of_leases_that_were_settled_without_a_word_of_them_are_swept(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_holds_of_leases_that_were_settled_without_a_word_of_them_are_swept(
+    backend: SqliteBackend, clock: ManualClock
+) -> None:
     count = 2 * HOLD_SWEEP_PAGE + 50
     backend.enqueue_many(numbered(count + 1))
     [alive, *leases] = backend.fetch_many(QUEUE, limit=count + 1, ttl=1000.0)
@@ -100,11 +95,6 @@ def test_holds_of_leases_that_were_settled_without_a_word_of_them_are_swept(open
         clock.advance(1.0)
         backend.keys.forget(QUEUE, "any")
     assert rows(backend, "holds") == 1
-
-
-@pytest.fixture
-def backend(open_sqlite: Callable[..., SqliteBackend], clock: ManualClock) -> SqliteBackend:
-    return open_sqlite(clock=clock)
 
 
 @pytest.fixture

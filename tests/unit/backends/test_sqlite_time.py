@@ -27,10 +27,15 @@ Open = Callable[..., SqliteBackend]
 GUARDS = Guards(holds=(Hold("job:nightly"),))
 
 
+@pytest.fixture
+def backend(open_sqlite: Open, clock: ManualClock) -> SqliteBackend:
+    return open_sqlite(clock=clock)
+
+
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-def test_setting_the_clock_neither_ends_nor_prolongs_a_lease_or_its_place(open_sqlite: Open, step: float) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_setting_the_clock_neither_ends_nor_prolongs_a_lease_or_its_place(
+    backend: SqliteBackend, clock: ManualClock, step: float
+) -> None:
     backend.enqueue_many(numbered(3))
     first, second = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
     [other] = backend.fetch_many(QUEUE, limit=1, ttl=1000.0)
@@ -79,9 +84,7 @@ def test_this_boot_has_one_name() -> None:
     assert this_boot() == this_boot() > 0
 
 
-def test_a_minute_later_calls_take_no_room(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_a_minute_later_calls_take_no_room(backend: SqliteBackend, clock: ManualClock) -> None:
     backend.enqueue_many(numbered(200))
     for _ in range(100):
         backend.settle_many([(lease, Ack()) for lease in backend.fetch_many(QUEUE, limit=1)])
@@ -90,9 +93,7 @@ def test_a_minute_later_calls_take_no_room(open_sqlite: Open) -> None:
     assert rows(backend, "calls") <= 4
 
 
-def test_ids_that_a_producer_gave_take_no_room_for_ever(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_ids_that_a_producer_gave_take_no_room_for_ever(backend: SqliteBackend, clock: ManualClock) -> None:
     backend.enqueue_many([a_job(identifier=f"order-{number}") for number in range(50)])
     backend.settle_many([(lease, Ack()) for lease in backend.fetch_many(QUEUE, limit=50)])
     assert rows(backend, "ended") == 50
@@ -109,9 +110,7 @@ def test_the_bodies_go_with_their_messages(open_sqlite: Open) -> None:
     assert rows(backend, "bodies") == rows(backend, "messages") == 0
 
 
-def test_many_that_fall_due_at_once_all_come(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_many_that_fall_due_at_once_all_come(backend: SqliteBackend, clock: ManualClock) -> None:
     known = backend.enqueue_many(numbered(STATS_CAP + 10, scheduled_at=at(clock.wall() + 5)))
     clock.advance(5.0)
     stats = backend.stats(QUEUE)
@@ -126,9 +125,9 @@ WALL = 1_800_000_000.0
 
 
 @pytest.mark.parametrize("step", [-7200.0, 7200.0], ids=["back", "on"])
-def test_setting_the_clock_neither_ends_nor_prolongs_a_claim(open_sqlite: Open, step: float) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_setting_the_clock_neither_ends_nor_prolongs_a_claim(
+    backend: SqliteBackend, clock: ManualClock, step: float
+) -> None:
     known = post(backend, b"0", b"1")
     held = claim(backend, ttl=60.0)
     clock.set_wall(step)
@@ -186,10 +185,8 @@ def test_claims_of_several_boots_end_each_by_its_own_clock(open_sqlite: Open) ->
     assert free[-1] == known[:3]
 
 
-def test_a_life_is_on_the_wall_clock_also_for_what_is_claimed(open_sqlite: Open) -> None:
+def test_a_life_is_on_the_wall_clock_also_for_what_is_claimed(backend: SqliteBackend, clock: ManualClock) -> None:
     """What has ended was never there: a clock that is set on by days ends lives, and the claim goes on without them."""
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
     ending, lasting = post(backend, b"ending", life=1000.0) + post(backend, b"lasting")
     held = claim(backend, 2)
     clock.set_wall(86_400.0)
@@ -203,9 +200,7 @@ def test_a_life_is_on_the_wall_clock_also_for_what_is_claimed(open_sqlite: Open)
     assert (stats.claimed, stats.free, stats.expired, backend.stats(QUEUE).posted) == (0, 1, 1, 1)
 
 
-def test_a_release_does_not_count_what_has_ended(open_sqlite: Open) -> None:
-    clock = ManualClock()
-    backend = open_sqlite(clock=clock)
+def test_a_release_does_not_count_what_has_ended(backend: SqliteBackend, clock: ManualClock) -> None:
     post(backend, b"0", b"1", life=1000.0)
     held = claim(backend, 2)
     clock.set_wall(86_400.0)

@@ -75,8 +75,6 @@ def test_frames_are_written_in_order_until_the_socket_is_full_and_counted(line: 
     assert 0 < count < len(runs)
     assert list(line.handed) == [nonce for nonce, _ in runs[:count]]
     assert [os.read(reading, packets.INLINE_BYTES) for _ in range(2)] == [run for _, run in runs[:2]]
-    os.close(reading)
-    line.close()
 
 
 def test_an_answer_for_a_job_that_was_not_taken_leaves_it_to_be_taken_back(line: ChildChannel) -> None:

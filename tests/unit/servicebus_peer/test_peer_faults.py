@@ -131,13 +131,25 @@ def test_failed_attaches(peer: PeerThread, client: AmqpClient, queue: str) -> No
     client.attach(f"{queue}/$management", codes.SENDER)
 
 
-def test_failed_settlements(peer: PeerThread, client: AmqpClient, sender: int, queue: str) -> None:
+def end_locks(control: Control, queue: str) -> None:
+    assert control.expire_locks(queue) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "condition", "locked", "lost"),
+    [(lambda control, _: control.fail("settle"), SERVER_BUSY, 1, 0), (end_locks, LOCK_LOST, 0, 1)],
+    ids=["failed", "ended locks"],
+)
+def test_refused_settlements(
+    peer: PeerThread, client: AmqpClient, sender: int, queue: str, fault: Any, condition: str, locked: int, lost: int
+) -> None:
     client.sent(sender, message())
     [number] = receive(client, queue)
-    peer.control.fail("settle")
+    fault(peer.control, queue)
     client.settle(number, replies.ACCEPTED)
-    assert condition_of(client.outcome()) == SERVER_BUSY
-    assert peer.control.counts(queue).locked == 1
+    assert condition_of(client.outcome()) == condition
+    counts = peer.control.counts(queue)
+    assert (counts.locked, counts.tally.get("lost_locks", 0)) == (locked, lost)
 
 
 def test_failed_requests(peer: PeerThread, client: AmqpClient, queue: str) -> None:
@@ -166,15 +178,6 @@ def test_lost_replies_to_what_was_done(peer: PeerThread, client: AmqpClient, sen
         peek(client, node)
     client.answer()
     assert client.silent()
-
-
-def test_ended_locks(peer: PeerThread, client: AmqpClient, sender: int, queue: str) -> None:
-    client.sent(sender, message())
-    [number] = receive(client, queue)
-    assert peer.control.expire_locks(queue) == 1
-    client.settle(number, replies.ACCEPTED)
-    assert condition_of(client.outcome()) == LOCK_LOST
-    assert peer.control.counts(queue).tally["lost_locks"] == 1
 
 
 @pytest.mark.parametrize("limit", ["credit", "fault"])
