@@ -1,4 +1,4 @@
-"""Small builders of definitions, and of a lease."""
+"""Small builders of definitions, and of leases."""
 
 from __future__ import annotations
 
@@ -37,3 +37,11 @@ def new_lease(
     [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
     assert lease.id == ident
     return lease
+
+
+def new_leases(backend: QueueBackend, count: int, *, ttl: float = 300.0, **fields: Any) -> list[JobLease]:
+    """So many new jobs, leased; no other waits before them."""
+    backend.enqueue_many(numbered(count, **fields))
+    leases = backend.fetch_many(QUEUE, limit=count, ttl=ttl)
+    assert len(leases) == count
+    return leases

@@ -121,7 +121,7 @@ def test_a_batch_that_is_not_open_undoes_the_callers_transaction(rig: Rig, backe
 
 
 def test_ends_of_one_batch_wait_for_an_own_transaction_and_those_of_others_do_not(
-    rig: Rig, backend: PostgresBackend
+    rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor
 ) -> None:
     opened(backend)
     opened(backend, "other")
@@ -133,11 +133,10 @@ def test_ends_of_one_batch_wait_for_an_own_transaction_and_those_of_others_do_no
     ack(connection, backend.ticket(first))
     assert rig.open(timeout=2).settle_many([(other, Ack()), (none, Ack())]) == [Settled.OK] * 2
     assert counts(backend) == (2, 0, 0, 0)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(backend.ack, second)
-        wait_until(lambda: waits(rig), what="it waits")
-        connection.commit()
-        assert waiting.result(30.0) is Settled.OK
+    waiting = threads.submit(backend.ack, second)
+    wait_until(lambda: waits(rig), what="it waits")
+    connection.commit()
+    assert waiting.result(30.0) is Settled.OK
     assert callbacks(backend) == [f"{BATCH}:done"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,12 +28,6 @@ from jobpool_torture.network import Proxy
 Connection = psycopg.Connection[Any]
 
 MINE = "0123456789abcdef" * 2
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as threads:
-        yield threads
 
 
 def lock(rig: Rig, connection: Connection, ident: str) -> None:

@@ -68,13 +68,13 @@ def test_a_first_run_whose_answer_is_lost_raises_and_is_not_sent_again(rig: Rig)
 )
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 def test_who_waited_for_another_sees_what_that_one_was_granted(
-    rig: Rig, backend: PostgresBackend, guards: Guards, answer: Begin, isolation: str
+    rig: Rig, backend: PostgresBackend, guards: Guards, answer: Begin, isolation: str, threads: ThreadPoolExecutor
 ) -> None:
     """The second has begun before the first commits: what it saw at its beginning is out of date."""
     late = rig.open(timeout=PATIENCE, isolation=isolation)
     first, second = leases(backend, 2)
     late.ping()
-    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+    with rig.connect() as connection:
         in_transaction(rig, connection, first, guards)
         waiting = threads.submit(begin, late, second, guards)
         wait_until(lambda: turns_waited_for(rig), what="the second waits for its turn")
@@ -379,14 +379,13 @@ def waits_for_a_transaction(rig: Rig) -> bool:
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "among others"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_the_second_waits_for_the_first_and_is_told_its_id_if_it_commits(
-    rig: Rig, backend: PostgresBackend, connection: Connection, count: int, commits: bool
+    rig: Rig, backend: PostgresBackend, connection: Connection, count: int, commits: bool, threads: ThreadPoolExecutor
 ) -> None:
     [first] = backend.enqueue_in(connection, [unique()])
-    with ThreadPoolExecutor(1) as threads:
-        second = threads.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
-        wait_until(lambda: waits_for_a_transaction(rig), what="the second waits for the first")
-        connection.commit() if commits else connection.rollback()
-        told = second.result(PATIENCE)[-1]
+    second = threads.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
+    wait_until(lambda: waits_for_a_transaction(rig), what="the second waits for the first")
+    connection.commit() if commits else connection.rollback()
+    told = second.result(PATIENCE)[-1]
     assert (told == first) is commits
     assert backend.stats(QUEUE).waiting == count
     assert backend.inspect(told) is not None

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from postgres_explained import explained
 from postgres_rig import PATIENCE, Rig, together
-from support.jobs import QUEUE, a_job, at, new_lease, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, new_leases, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
@@ -48,67 +48,62 @@ def be_patient(rig: Rig) -> None:
 
 
 def test_a_settlement_that_is_repeated_while_the_first_is_under_way_is_answered_already(
-    rig: Rig, backend: PostgresBackend, connection: Connection
+    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
 ) -> None:
     be_patient(rig)
-    backend.enqueue_many(numbered(2))
-    first, second = backend.fetch_many(QUEUE, limit=2)
+    first, second = new_leases(backend, 2)
     sql = "SELECT {schema}.settle('c1', ARRAY[%s, %s], ARRAY[%s, %s]::bigint[], ARRAY[%s, %s]::bigint[])"
     tickets = [backend.ticket(lease) for lease in (first, second)]
     given = [ticket[name] for name in ("queue", "seq", "holder") for ticket in tickets]
     assert rig.within(connection, sql, *given) == [("oo",)]
-    with ThreadPoolExecutor(1) as threads:
-        repeated = threads.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
-        wait_until(
-            lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it meets the first"
-        )
-        connection.commit()
-        assert repeated.result(10.0) == [Settled.ALREADY, Settled.ALREADY]
+    repeated = threads.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
+    wait_until(
+        lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it meets the first"
+    )
+    connection.commit()
+    assert repeated.result(10.0) == [Settled.ALREADY, Settled.ALREADY]
 
 
 def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
-    rig: Rig, backend: PostgresBackend, connection: Connection
+    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
 ) -> None:
     backend.enqueue_many(numbered(6))
     sql = "SELECT id FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)"
     first = rig.within(connection, sql, QUEUE)
-    with ThreadPoolExecutor(1) as threads:
-        repeated = threads.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
-        connection.commit()
-        leases = repeated.result(10.0)
+    repeated = threads.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
+    connection.commit()
+    leases = repeated.result(10.0)
     assert [(lease.id,) for lease in leases] == first
     assert backend.stats(QUEUE).waiting == 3
     assert all(backend.ack(lease) for lease in leases)
 
 
 def test_one_id_enqueued_twice_at_once_is_one_message(
-    rig: Rig, backend: PostgresBackend, connection: Connection
+    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
 ) -> None:
     backend.enqueue_in(connection, [a_job("first", identifier="order-17")])
-    with ThreadPoolExecutor(1) as threads:
-        second = threads.submit(backend.enqueue_many, [a_job("second", identifier="order-17")] * 60)
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
-        connection.commit()
-        second.result(10.0)
+    second = threads.submit(backend.enqueue_many, [a_job("second", identifier="order-17")] * 60)
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
+    connection.commit()
+    second.result(10.0)
     assert drain(backend) == ["first"]
 
 
 def test_an_id_that_ends_while_it_is_enqueued_again_is_remembered(
-    rig: Rig, backend: PostgresBackend, connection: Connection
+    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
 ) -> None:
     lease = new_lease(backend, identifier="order-17")
     ticket = backend.ticket(lease)
     sql = "SELECT {schema}.settle('c1', ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::bigint[])"
     assert rig.within(connection, sql, ticket["queue"], ticket["seq"], ticket["holder"]) == [("o",)]
-    with ThreadPoolExecutor(3) as threads:
-        one = threads.submit(backend.enqueue, a_job(identifier="order-17"))
-        few = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
-        many = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), *numbered(60)])
-        wait_until(lambda: len(rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted")) == 3, what="all three wait")
-        connection.commit()
-        for enqueued in (one, few, many):
-            enqueued.result(10.0)
+    one = threads.submit(backend.enqueue, a_job(identifier="order-17"))
+    few = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
+    many = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), *numbered(60)])
+    wait_until(lambda: len(rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted")) == 3, what="all three wait")
+    connection.commit()
+    for enqueued in (one, few, many):
+        enqueued.result(10.0)
     assert len(drain(backend)) == 61
     assert backend.inspect("order-17") is None
 
@@ -129,7 +124,7 @@ CREATE TRIGGER hold_up BEFORE UPDATE ON {schema}.messages FOR EACH STATEMENT EXE
 
 @pytest.mark.parametrize(("taken", "left"), [(3, [4, 5, 6]), (2, [3])], ids=["all", "some"])
 def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_waited_for(
-    rig: Rig, backend: PostgresBackend, connection: Connection, taken: int, left: list[int]
+    rig: Rig, backend: PostgresBackend, connection: Connection, taken: int, left: list[int], threads: ThreadPoolExecutor
 ) -> None:
     slow = rig.open(application_name="held up")
     backend.enqueue_many(numbered(7))
@@ -138,13 +133,12 @@ def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_w
     rig.ask(_HELD_UP)
     holding = rig.connect()
     holding.execute("SELECT pg_advisory_xact_lock(4711)")
-    with ThreadPoolExecutor(1) as threads:
-        held_up = threads.submit(slow.fetch_many, QUEUE, limit=3)
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it has looked")
-        sql = "SELECT id FROM {schema}.lease(%s, %s, 30000000, 'f1', 77)"
-        assert len(rig.within(connection, sql, QUEUE, taken)) == taken
-        holding.rollback()
-        assert payloads(held_up.result(10.0)) == left
+    held_up = threads.submit(slow.fetch_many, QUEUE, limit=3)
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it has looked")
+    sql = "SELECT id FROM {schema}.lease(%s, %s, 30000000, 'f1', 77)"
+    assert len(rig.within(connection, sql, QUEUE, taken)) == taken
+    holding.rollback()
+    assert payloads(held_up.result(10.0)) == left
     connection.rollback()
     assert payloads(backend.fetch_many(QUEUE, limit=taken)) == list(range(1, taken + 1))
 
@@ -167,8 +161,7 @@ def test_a_fetch_that_has_not_ended_hides_only_what_it_took(
 def test_a_renewal_waits_for_nobody_and_tells_the_deadline_that_stands(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    backend.enqueue_many(numbered(2))
-    locked, free = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
+    locked, free = new_leases(backend, 2, ttl=30.0)
     rig.within(connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
     kept, renewed = backend.renew_many([locked, free], 60.0)
     assert kept is not None
@@ -182,8 +175,7 @@ def test_a_renewal_waits_for_nobody_and_tells_the_deadline_that_stands(
 def test_a_message_that_somebody_else_has_locked_is_not_reaped(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    backend.enqueue_many(numbered(2))
-    locked, free = backend.fetch_many(QUEUE, limit=2)
+    locked, free = new_leases(backend, 2)
     backend.settle_many([(locked, Forfeit("x")), (free, Forfeit("x"))])
     rig.within(connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
     assert [reaped.id for reaped in backend.reap(QUEUE)] == [free.id]
@@ -192,19 +184,15 @@ def test_a_message_that_somebody_else_has_locked_is_not_reaped(
 
 
 def test_a_settlement_waits_for_a_renewal_that_is_under_way(
-    rig: Rig, backend: PostgresBackend, connection: Connection
+    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
 ) -> None:
     be_patient(rig)
-    backend.enqueue_many(numbered(3))
-    leases = backend.fetch_many(QUEUE, limit=3)
+    leases = new_leases(backend, 3)
     rig.within(connection, "SELECT FROM {schema}.messages FOR UPDATE")
-    with ThreadPoolExecutor(1) as threads:
-        settled = threads.submit(
-            backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))]
-        )
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it waits")
-        connection.rollback()
-        assert settled.result(10.0) == [Settled.OK] * 3
+    settled = threads.submit(backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))])
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it waits")
+    connection.rollback()
+    assert settled.result(10.0) == [Settled.OK] * 3
 
 
 def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: PostgresBackend) -> None:

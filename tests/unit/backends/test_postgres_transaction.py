@@ -64,14 +64,13 @@ def test_the_commit_wakes_whoever_waits(rig: Rig, backend: PostgresBackend, conn
 
 
 def test_an_open_transaction_keeps_nobody_from_ringing(
-    rig: Rig, backend: PostgresBackend, connection: Connection
+    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
 ) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(backend.wait_any, [QUEUE], 30.0)
-        wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
-        backend.enqueue_in(connection, [a_job()])
-        rig.open().enqueue(a_job())
-        assert found.result(10.0) == QUEUE
+    found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+    wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
+    backend.enqueue_in(connection, [a_job()])
+    rig.open().enqueue(a_job())
+    assert found.result(10.0) == QUEUE
 
 
 def test_an_open_transaction_holds_up_nobody(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,19 +23,6 @@ from jobpool_backends.postgres.wait import UNNOTIFIED_LOOK_INTERVAL_S, channel
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as threads:
-        yield threads
-
-
-@pytest.fixture
-def rig(threads: ThreadPoolExecutor) -> Iterator[Rig]:
-    del threads  # they end when the backends are closed, so they are there first
-    with Rig() as rig:
-        yield rig
 
 
 def asleep(rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, *queues: str) -> Future[str | None]:
@@ -320,8 +306,8 @@ def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(tmp_pat
         assert found.result(10.0) == QUEUE
 
 
-def test_a_server_that_stands_still_is_told_in_time(tmp_path: Path) -> None:
-    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig, ThreadPoolExecutor(1) as threads:
+def test_a_server_that_stands_still_is_told_in_time(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig:
         backend = rig.open(timeout=0.5)
         found = asleep(rig, backend, threads)
         server.pause()

@@ -26,8 +26,7 @@ def opened(backend: RedisBackend, **callback: object) -> None:
 
 
 @pytest.mark.parametrize("ident", [None, "order-17"])
-def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, ident: str | None) -> None:
-    backend = rig.open()
+def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, backend: RedisBackend, ident: str | None) -> None:
     opened(backend)
     known = backend.enqueue(a_job(batch=BATCH, identifier=ident))
     [member] = rig.call("ZRANGE", rig.key("ready"), 0, -1)
@@ -44,8 +43,7 @@ def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, ident: str | N
     assert rig.call("PTTL", rig.keys.shared("", f"batch:{BATCH}")) == -1
 
 
-def test_what_is_left_after_its_end_expires(rig: Rig) -> None:
-    backend = rig.open()
+def test_what_is_left_after_its_end_expires(rig: Rig, backend: RedisBackend) -> None:
     opened(backend)
     backend.batches.open(NewBatch("inner", BATCH))
     for batch in (BATCH, "inner"):
@@ -92,9 +90,8 @@ def test_ends_that_are_not_settlements_are_counted_and_wake_a_waiter_of_the_call
     assert [lease.id for lease in take(backend, 5, "done")] == ["done"]
 
 
-def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig) -> None:
+def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig, backend: RedisBackend) -> None:
     """As when somebody removed it by hand."""
-    backend = rig.open()
     opened(backend)
     backend.enqueue_many(numbered(2, batch=BATCH))
     rig.call("DEL", rig.keys.shared("", f"batch:{BATCH}"))
@@ -107,8 +104,7 @@ def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig) -> None:
 # --- what they cost -----------------------------------------------------------------------------------------
 
 
-def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(rig: Rig) -> None:
-    backend = rig.open()
+def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(rig: Rig, backend: RedisBackend) -> None:
     opened(backend)
     backend.enqueue_many(numbered(10, batch=BATCH))
     backend.settle_many([(lease, Ack()) for lease in take(backend, 10)])
@@ -128,9 +124,8 @@ def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(ri
     assert many_settled.total() < 25
 
 
-def test_others_pay_one_look_while_there_are_members(rig: Rig) -> None:
+def test_others_pay_one_look_while_there_are_members(rig: Rig, backend: RedisBackend) -> None:
     """In a queue without members nothing is added; in one with members, a look for a call."""
-    backend = rig.open()
     opened(backend)
 
     def work() -> None:

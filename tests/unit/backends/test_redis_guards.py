@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from redis_rig import Rig, take
 from support.claims import a_post
-from support.jobs import QUEUE, a_job, new_lease, numbered
+from support.jobs import QUEUE, a_job, new_lease, new_leases, numbered
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
@@ -66,8 +66,7 @@ def test_after_the_ack_only_the_done_key_and_the_starts_are_left_and_they_end_by
     assert 119_000 < rig.call("PTTL", rig.key("rate:queue")) <= 120_002
 
 
-def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig) -> None:
-    backend = turned.open()
+def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many(numbered(30))
     for number, lease in enumerate(take(backend, 29, ttl=10.0)):
         assert begin(backend, lease, Guards(key=f"order-{number}", holds=(Hold(f"job:{number}"),)))
@@ -80,10 +79,8 @@ def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig) -> N
     assert turned.holds("guarded") == 1
 
 
-def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig) -> None:
-    backend = turned.open()
-    backend.enqueue_many(numbered(2))
-    one, other = take(backend, 2, ttl=10.0)
+def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig, backend: RedisBackend) -> None:
+    one, other = new_leases(backend, 2, ttl=10.0)
     assert begin(backend, one)
     assert backend.ack(one) is Settled.OK
     turned.server.advance(5.0)
@@ -95,10 +92,8 @@ def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig) -> None
     assert beside(turned) == {"rate:queue"}
 
 
-def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned: Rig) -> None:
-    backend = turned.open()
-    backend.enqueue_many(numbered(2))
-    long, other = take(backend, 2, ttl=10.0)
+def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned: Rig, backend: RedisBackend) -> None:
+    long, other = new_leases(backend, 2, ttl=10.0)
     assert begin(backend, long, replace(ALL, rates=()))
     for _ in range(5):
         turned.server.advance(9.0)
@@ -112,8 +107,7 @@ def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned:
     assert beside(turned) == set()
 
 
-def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig) -> None:
-    backend = turned.open()
+def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many(numbered(2))
     [first] = take(backend, ttl=10.0)
     assert begin(backend, first)
@@ -152,8 +146,7 @@ def test_a_large_batch_is_several_scripts_and_answered_in_order(rig: Rig, monkey
     assert [bool(answer) for answer in answers] == [True] * 14 + [False] * 6
 
 
-def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many([a_job(number, queue=f"q{number % 5}") for number in range(50)])
     leases = [lease for number in range(5) for lease in take(backend, 10, f"q{number}")]
     backend.keys.begin_many([(lease, ALL) for lease in leases])
@@ -163,9 +156,8 @@ def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig) -> None:
     assert (calls["evalsha"], calls["eval"], calls["time"]) == (1, 0, 1)
 
 
-def test_the_guards_of_a_lease_are_always_the_same_bytes(rig: Rig) -> None:
+def test_the_guards_of_a_lease_are_always_the_same_bytes(backend: RedisBackend) -> None:
     """`settle.lua` finds what `acquire_guards.lua` has noted by them."""
-    backend = rig.open()
     lease = new_lease(backend)
     holds = '[["job:nightly",1],["queue",5]]'
     assert guarded_token(lease, ALL) == (

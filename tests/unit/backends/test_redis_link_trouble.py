@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from answering import answering
 from redis.exceptions import ResponseError
-from redis_rig import linked
+from redis_rig import Start, linked
 from support.jobs import QUEUE, a_job, at
-from support.servers import RedisServer, free_port, fresh_name, shared_redis
+from support.servers import free_port, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.tables import row
 from support.waiting import wait_until
@@ -35,23 +35,6 @@ from jobpool_torture.network import Proxy
 
 PASSWORD = "hidden-from-all"
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
-
-Start = Callable[..., RedisServer]
-
-
-@pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts servers with these directives of redis.conf."""
-    started: list[RedisServer] = []
-
-    def start_one(**config: str) -> RedisServer:
-        directives = {name.replace("_", "-"): value for name, value in config.items()}
-        started.append(RedisServer(tmp_path_factory.mktemp("redis"), config=directives))
-        return started[-1]
-
-    yield start_one
-    for server in started:
-        server.close()
 
 
 def told(kind: type[JobpoolError], call: Callable[[], object]) -> str:
@@ -282,9 +265,9 @@ def told_sooner_or_later(call: Callable[[], object], text: str) -> None:
     wait_until(is_told, what=text)
 
 
-def test_a_script_that_does_not_end(start: Start) -> None:
-    with linked(start(lua_time_limit="50"), timeout=10.0) as link, ThreadPoolExecutor(1) as executor:
-        endless = executor.submit(link.call, "EVAL", "while true do end", 0)
+def test_a_script_that_does_not_end(start: Start, threads: ThreadPoolExecutor) -> None:
+    with linked(start(lua_time_limit="50"), timeout=10.0) as link:
+        endless = threads.submit(link.call, "EVAL", "while true do end", 0)
         told_sooner_or_later(
             lambda: link.call("GET", "key"), "is busy with a script that does not end: find its caller"
         )
@@ -293,12 +276,12 @@ def test_a_script_that_does_not_end(start: Start) -> None:
         assert link.call("PING") == b"PONG"
 
 
-def test_a_server_that_loads_its_data(start: Start) -> None:
+def test_a_server_that_loads_its_data(start: Start, threads: ThreadPoolExecutor) -> None:
     server = start(enable_debug_command="yes", loading_process_events_interval_bytes="1024")
-    with linked(server, timeout=30.0) as link, ThreadPoolExecutor(1) as executor:
+    with linked(server, timeout=30.0) as link:
         link.call("EVAL", "for i = 1, 2000 do redis.call('SET', i, string.rep('x', 100)) end", 0)
         link.call("CONFIG", "SET", "key-load-delay", 500)  # microseconds
-        reload = executor.submit(link.call, "DEBUG", "RELOAD")
+        reload = threads.submit(link.call, "DEBUG", "RELOAD")
         told_sooner_or_later(
             lambda: link.call("GET", "key"), "is loading its data from disk: it answers when that is done"
         )

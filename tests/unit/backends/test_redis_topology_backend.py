@@ -6,8 +6,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +27,11 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Move, Settled, Settlement
-from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.cluster_connections import slot_of
 from jobpool_backends.redis.keyspace import KeyNames
 from jobpool_backends.redis.records import write_entry
 
-Open = Callable[..., RedisClusterBackend]
+Open = Callable[..., QueueBackend]
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +53,9 @@ def keys(prefix: str) -> KeyNames:
 
 
 @pytest.fixture
-def open_one(cluster: RedisCluster, prefix: str) -> Iterator[Open]:
+def open_one(cluster: RedisCluster, prefix: str, stack: ExitStack) -> Open:
     """Opens backends on the cluster, and closes them."""
-    opened: list[RedisClusterBackend] = []
-
-    def open_it(**options: Any) -> RedisClusterBackend:
-        backend = open_backend(cluster.url, prefix=prefix, **options)
-        assert isinstance(backend, RedisClusterBackend)
-        opened.append(backend)
-        return backend
-
-    yield open_it
-    for backend in opened:
-        backend.close()
+    return lambda **options: stack.enter_context(closing(open_backend(cluster.url, prefix=prefix, **options)))
 
 
 @pytest.fixture
@@ -92,6 +82,12 @@ def down(node: ClusterNode) -> Iterator[ClusterNode]:
     finally:
         node.start()
         wait_until(lambda: node.is_ready(3), what="the node is back")
+
+
+def relay(backend: QueueBackend, cluster: RedisCluster, keys: KeyNames, queue: str, entry: bytes) -> None:
+    """Put an entry into the outbox of the queue, as if it had not been brought yet, and have it brought."""
+    node_of(cluster, queue).ask("RPUSH", keys.one(queue, "outbox"), entry)
+    backend.reap(queue)
 
 
 def take(backend: QueueBackend, queue: str, limit: int = 1) -> list[JobLease]:
@@ -149,13 +145,11 @@ def test_an_entry_that_is_relayed_twice_is_added_once(
     backend = open_one()
     entry = write_entry(backend.pack(a_job("follow-up", queue=queues[1])))
     for _ in range(2):
-        node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-        backend.reap(queues[0])
+        relay(backend, cluster, keys, queues[0], entry)
         backend.reap(queues[0])
     [lease] = take(backend, queues[1], 9)
     assert backend.ack(lease) is Settled.OK
-    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-    backend.reap(queues[0])
+    relay(backend, cluster, keys, queues[0], entry)
     assert backend.stats(queues[1]).pending == 0
 
 
@@ -170,13 +164,11 @@ def test_a_message_that_moves_and_is_relayed_twice_is_there_once(
     assert backend.settle_many([(lease, move)]) == [Settled.OK]
     message = found(backend, ident)
     assert (message.queue, message.crashes, message.last_error) == (queues[1], 1, "boom")
-    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-    backend.reap(queues[0])
+    relay(backend, cluster, keys, queues[0], entry)
     [there] = take(backend, queues[1], 9)
     assert (there.id, there.deliveries, there.envelope.payload) == (ident, 2, "moves")
     assert backend.ack(there) is Settled.OK
-    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-    backend.reap(queues[0])
+    relay(backend, cluster, keys, queues[0], entry)
     assert waiting(backend, queues) == [0, 0, 0]
 
 
@@ -315,21 +307,18 @@ def test_what_a_slot_on_its_way_refuses_is_refused_before_anything_is_done(
     assert patiently(partial(backend.keys.begin_many, [(lease, guards)]))[0]
 
 
-def test_a_lease_outlives_the_failover_of_its_server(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with SentinelGroup(tmp_path_factory.mktemp("group"), replicas=2, sentinels=3) as group:
-        backend = open_backend(group.url, prefix=fresh_name(), timeout=0.5, connect_timeout=0.5)
-        try:
-            backend.enqueue_many(numbered(10))
-            held, after = take(backend, "reports", 4), a_job("after", identifier="after")
-            link = backend._link  # type: ignore[attr-defined]
-            wait_until(lambda: link.call("WAIT", 2, 100) == 2, what="the replicas have it all")
-            group.servers[0].kill()
-            settlements = [(lease, Ack()) for lease in held]
-            answers = patiently(partial(backend.settle_many, settlements, "call"))
-            assert answers == [Settled.OK] * 4
-            assert patiently(partial(backend.enqueue_many, [after])) == ["after"]
-            rest = patiently(partial(backend.fetch_many, "reports", limit=20, fetch_id="rest"))
-            assert [lease.envelope.payload for lease in rest] == [4, 5, 6, 7, 8, 9, "after"]
-            assert group.master() is not group.servers[0]
-        finally:
-            backend.close()
+def test_a_lease_outlives_the_failover_of_its_server(stack: ExitStack, tmp_path: Path) -> None:
+    group = stack.enter_context(SentinelGroup(tmp_path, replicas=2, sentinels=3))
+    opened = open_backend(group.url, prefix=fresh_name(), timeout=0.5, connect_timeout=0.5)
+    backend: Any = stack.enter_context(closing(opened))
+    backend.enqueue_many(numbered(10))
+    held, after = take(backend, "reports", 4), a_job("after", identifier="after")
+    wait_until(lambda: backend._link.call("WAIT", 2, 100) == 2, what="the replicas have it all")
+    group.servers[0].kill()
+    settlements = [(lease, Ack()) for lease in held]
+    answers = patiently(partial(backend.settle_many, settlements, "call"))
+    assert answers == [Settled.OK] * 4
+    assert patiently(partial(backend.enqueue_many, [after])) == ["after"]
+    rest = patiently(partial(backend.fetch_many, "reports", limit=20, fetch_id="rest"))
+    assert [lease.envelope.payload for lease in rest] == [4, 5, 6, 7, 8, 9, "after"]
+    assert group.master() is not group.servers[0]

@@ -137,18 +137,14 @@ def test_a_bell_of_any_slot_is_heard_at_once(cluster: RedisCluster, link: Link, 
             assert blocked(cluster) == 0  # nothing is left behind that would take a bell which nobody hears
 
 
-def test_nothing_is_heard_when_no_bell_rings(cluster: RedisCluster, link: Link) -> None:
-    began = Stopwatch()
-    assert link.wait_pop(keys(cluster), 0.05) is None
-    assert began.seconds() < 1.0
-
-
 def test_bells_that_ring_at_once_are_all_told(cluster: RedisCluster, link: Link) -> None:
     some = keys(cluster, 6)
     for key in some:
         link.call("RPUSH", key, 1)
     assert {link.wait_pop(some, 0.2) for _ in some} == set(some)
-    assert link.wait_pop(some, 0.01) is None
+    began = Stopwatch()
+    assert link.wait_pop(some, 0.05) is None
+    assert began.seconds() < 1.0
 
 
 def test_several_queues_of_one_slot_share_a_connection(cluster: RedisCluster, link: Link) -> None:
@@ -157,7 +153,7 @@ def test_several_queues_of_one_slot_share_a_connection(cluster: RedisCluster, li
     assert link.wait_pop([key + "1", key + "2"], 30.0) == key + "2"
 
 
-def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link) -> None:
+def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link, threads: ThreadPoolExecutor) -> None:
     """Four threads wait for six bells that ring hundreds of times: all are taken, and none is heard twice."""
     some, halt, count = keys(cluster, 6), threading.Event(), 300
 
@@ -167,8 +163,8 @@ def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link) -> Non
             heard += link.wait_pop(some, 0.2) is not None
         return heard
 
-    with linked(cluster.url) as ringer, ThreadPoolExecutor(4) as executor:
-        listeners = [executor.submit(listen, number) for number in range(4)]
+    with linked(cluster.url) as ringer:
+        listeners = [threads.submit(listen, number) for number in range(4)]
         try:
             for number in range(count):
                 ringer.call("RPUSH", some[number % len(some)], 1)
@@ -182,9 +178,9 @@ def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link) -> Non
     assert count // 2 < heard <= count  # one bell that several heard while they were called off is told once
 
 
-def test_closing_wakes_who_waits(cluster: RedisCluster) -> None:
-    with linked(cluster.url) as link, ThreadPoolExecutor(2) as executor:
-        waits = [executor.submit(link.wait_pop, keys(cluster), 60.0) for _ in range(2)]
+def test_closing_wakes_who_waits(cluster: RedisCluster, threads: ThreadPoolExecutor) -> None:
+    with linked(cluster.url) as link:
+        waits = [threads.submit(link.wait_pop, keys(cluster), 60.0) for _ in range(2)]
         wait_until(lambda: blocked(cluster) == 6, what="both wait")
         link.close()
         for wait in waits:
