@@ -24,6 +24,11 @@ def numbered(count: int, **fields: Any) -> list[JobDefinition]:
     return [a_job(number, **fields) for number in range(count)]
 
 
+def unique(key: str = "order-17", **fields: Any) -> JobDefinition:
+    """One of which there is but one."""
+    return a_job(unique=True, idempotency_key=key, **fields)
+
+
 def at(unix_time: float) -> datetime:
     """A Unix time as `scheduled_at` takes it, to the microsecond."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=round(unix_time * 1e6))

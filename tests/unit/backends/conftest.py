@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import redis_rig
 from beanstalk_clients import Clients
-from postgres_explained import Explained
+from postgres_explained import Explained, explained
 from postgres_rig import PATIENCE, Rig
 from support.servers import RedisServer, shared_redis
 
@@ -108,6 +108,23 @@ def connection(rig: Any, backend: PostgresBackend) -> psycopg.Connection[Any]:
     del backend
     connection: psycopg.Connection[Any] = rig.connect()
     return connection
+
+
+@pytest.fixture
+def role(rig: Any) -> Iterator[str]:
+    """A user of Postgres who may do nothing yet; SQL has to quote the name."""
+    name = f"user-of-{rig.schema}"
+    rig.ask(f'CREATE ROLE "{name}" LOGIN')
+    yield name
+    rig.ask(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[Explained]:
+    """A Postgres schema, new for the test's module."""
+    with Rig(new=True) as rig:
+        rig.open().prepare()
+        yield explained(rig)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from support.servers import PostgresServer, fresh_name, shared_postgres
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.wait import channel
 
 PATIENCE = 30
 """Seconds that a busy machine may take for a statement."""
@@ -50,6 +52,10 @@ class Rig:
         query = "&".join(f"{name}={quote(str(value))}" for name, value in found.items())
         return f"{base or self.server.url()}?{query}"
 
+    def base(self, user: str) -> str:
+        """The server's address for another user."""
+        return f"postgresql://{user}@{self.server.host}:{self.server.port}/postgres"
+
     def open(self, base: str | None = None, isolation: str | None = None, **options: object) -> PostgresBackend:
         """A backend; closed at the end. `isolation`: the default level of its sessions."""
         if isolation:
@@ -71,6 +77,12 @@ class Rig:
         self._opened.append(connection)
         return connection
 
+    def listen(self) -> psycopg.Connection[TupleRow]:
+        """A connection that hears what sleepers of the schema are told."""
+        ear = self.connect(autocommit=True)
+        ear.execute(f'LISTEN "{channel(self.schema)}"')
+        return ear
+
     def ask(self, sql: str, *parameters: object) -> list[TupleRow]:
         """What the superuser is told, in a transaction of its own. `{schema}` stands for the schema's quoted name."""
         return self._superuser.ask(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
@@ -88,6 +100,10 @@ class Rig:
     def lower_step(self, step: int) -> None:
         """Let the floor follow at once, so that few messages are enough."""
         self.rewrite("step_floor", "head.floor + 1000", f"head.floor + {step}")
+
+    def waits_for_another(self) -> bool:
+        """Whether a session waits for the end of another one's transaction."""
+        return bool(self.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'"))
 
     def dead_locks(self) -> int:
         """How many the server has ended in this database, those of sessions that are closed at least."""
@@ -115,21 +131,13 @@ class Rig:
 
 
 def together(count: int, work: Callable[[int], object]) -> None:
-    """Do `work(number)` in so many threads at once; what one of them raised."""
-    failures: list[BaseException] = []
+    """Do `work(number)` in so many threads at once; raise what one of them raised."""
     start = threading.Barrier(count)
 
     def run(number: int) -> None:
-        try:
-            start.wait(10.0)
-            work(number)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
+        start.wait(10.0)
+        work(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(count) as threads:
+        for future in [threads.submit(run, number) for number in range(count)]:
+            future.result(60.0)

@@ -22,7 +22,6 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend, claims, in_transaction
 from jobpool_backends.postgres.schema import PAGE_BYTES, TIDY_LIMIT
-from jobpool_backends.postgres.wait import channel
 from jobpool_torture.network import Proxy
 
 Connection = psycopg.Connection[Any]
@@ -60,9 +59,6 @@ def finish(backend: PostgresBackend, limit: int = 20) -> list[str]:
         assert set(backend.claims.delete_many(QUEUE, done, held.id)) == {Deleted.DONE}
         seen += done
     return seen
-
-
-# --- rows that somebody else has locked ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["post", "job", "delayed", "of an ended claim"])
@@ -228,9 +224,6 @@ def test_a_life_is_prolonged_or_the_renewal_says_that_it_is_not(
     assert renewed.ends_at > before + 3000.0
 
 
-# --- at random ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_threads_at_random_finish_each_message_once_and_never_lock_each_other_out(rig: Rig, isolation: str) -> None:
     backends = [rig.open(timeout=PATIENCE, isolation=isolation) for _ in range(6)]
@@ -286,9 +279,6 @@ def tend(backend: PostgresBackend, choice: random.Random) -> list[str]:
     assert backend.bulk(MessageFilter(queue=QUEUE), Verb.RETRY) == 0
     backend.claims.list_free(QUEUE, claimed=choice.random() < 0.5)
     return []
-
-
-# --- floors -------------------------------------------------------------------------------------------------
 
 
 def floors(rig: Rig) -> dict[int, int]:
@@ -361,9 +351,6 @@ def test_a_fetch_goes_by_its_own_floors(rig: Rig, backend: PostgresBackend) -> N
     assert ids(backend.fetch_many(QUEUE, limit=5)) == [known[0], known[2], known[1]]
 
 
-# --- bounds -------------------------------------------------------------------------------------------------
-
-
 def test_a_thousand_are_freed_or_killed_in_one_call_and_the_others_in_the_next(
     rig: Rig, backend: PostgresBackend
 ) -> None:
@@ -430,17 +417,13 @@ def test_counts_that_are_kept_by_several_at_once_are_added_up(
     assert rig.ask("SELECT count FROM {schema}.expiries ORDER BY count") == [(1,), (2,)]
 
 
-# --- what it has to do with the rest ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["release", "end"])
 def test_a_job_that_a_claim_gives_back_wakes_a_pool(
     rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, way: str
 ) -> None:
     backend.enqueue(a_job())
     held = claim(backend, ttl=60.0)
-    ear = rig.connect(autocommit=True)
-    ear.execute(f'LISTEN "{channel(rig.schema)}"')
+    ear = rig.listen()
     found_one = threads.submit(rig.open().wait_any, [QUEUE], 30.0)
     wait_until(lambda: bool(rig.ask("SELECT 1 FROM {schema}.sleepers")), what="the pool is asleep")
     if way == "release":

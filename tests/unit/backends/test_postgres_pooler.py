@@ -27,7 +27,6 @@ from jobpool_backends.postgres import PostgresBackend, enqueue
 from jobpool_backends.postgres.checks import diagnose
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.in_transaction import ack
-from jobpool_backends.postgres.wait import channel
 from jobpool_backends.shared import micros
 
 SLACK = 0.5
@@ -206,8 +205,7 @@ def test_nobody_lies_down_where_nothing_is_heard(rig: Rig, backend: PostgresBack
 
 
 def test_who_listens_directly_hears_who_enqueues_through_it(rig: Rig, backend: PostgresBackend) -> None:
-    ear = rig.connect(autocommit=True)
-    ear.execute(f'LISTEN "{channel(rig.schema)}"')
+    ear = rig.listen()
     backend.ping()
     rig.ask("INSERT INTO {schema}.sleepers VALUES (%s)", QUEUE)
     backend.enqueue(a_job())

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ def asleep(rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, *que
     return found
 
 
+@pytest.fixture
+def own(stack: ExitStack, tmp_path: Path) -> Rig:
+    """On a server of its own."""
+    return stack.enter_context(Rig(stack.enter_context(PostgresServer(tmp_path / "postgres"))))
+
+
 def listeners(rig: Rig) -> list[int]:
     sql = "SELECT pid FROM pg_stat_activity WHERE query = %s"
     return [pid for (pid,) in rig.ask(sql, f'LISTEN "{channel(rig.schema)}"')]
@@ -51,10 +58,8 @@ def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None
     assert sorted(delays)[7] < LOOK_INTERVAL_S / 10
 
 
-def test_nobody_rings_while_nobody_sleeps(rig: Rig) -> None:
-    backend = rig.open()
-    ear = rig.connect(autocommit=True)
-    ear.execute(f'LISTEN "{channel(rig.schema)}"')
+def test_nobody_rings_while_nobody_sleeps(rig: Rig, backend: PostgresBackend) -> None:
+    ear = rig.listen()
     backend.prepare()
     for _ in range(3):
         backend.enqueue(a_job())
@@ -118,18 +123,16 @@ def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: Thre
     assert min(took) < LOOK_INTERVAL_S / 5
 
 
-def test_a_look_without_time_does_not_lie_down(rig: Rig) -> None:
+def test_a_look_without_time_does_not_lie_down(rig: Rig, backend: PostgresBackend) -> None:
     """Else a real sleeper after it finds that somebody lay there, and waits longer for what enqueues did not see."""
-    backend = rig.open()
     backend.wait_any([QUEUE], LOOK_INTERVAL_S + 0.1)
     rig.ask("DELETE FROM {schema}.sleepers")
     assert backend.wait_any([QUEUE], 0.0) is None
     assert rig.ask("SELECT count(*) FROM {schema}.sleepers") == [(0,)]
 
 
-def test_to_lie_down_waits_for_no_disk(rig: Rig) -> None:
+def test_to_lie_down_waits_for_no_disk(rig: Rig, backend: PostgresBackend) -> None:
     """After a crash nobody sleeps any more. For everything else the connection waits as before."""
-    backend = rig.open()
     backend.wait_any([QUEUE], 0.0)
     [link] = backend._database._idle
     backend._waiter._look((QUEUE,), asleep=True)
@@ -148,22 +151,16 @@ def test_who_may_not_listen_finds_it_all_the_same(rig: Rig, threads: ThreadPoolE
     assert listeners(rig) == []
 
 
-def test_where_no_connection_is_left_to_listen_on_it_looks_at_intervals(rig: Rig, threads: ThreadPoolExecutor) -> None:
-    role = f"{rig.schema}_user"
+def test_where_no_connection_is_left_to_listen_on_it_looks_at_intervals(
+    rig: Rig, threads: ThreadPoolExecutor, role: str
+) -> None:
     rig.open().prepare()
-    rig.ask(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
-    rig.ask(f"GRANT ALL ON SCHEMA {{schema}} TO {role}")
-    rig.ask(f"GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO {role}")
-    backend = rig.open(base=f"postgresql://{role}@{rig.server.host}:{rig.server.port}/postgres")
-    try:
-        found = threads.submit(backend.wait_any, [QUEUE], 30.0)
-        rig.open().enqueue(a_job())
-        assert found.result(10.0) == QUEUE
-        assert listeners(rig) == []
-    finally:
-        backend.close()
-        rig.ask(f"DROP OWNED BY {role}")
-        rig.ask(f"DROP ROLE {role}")
+    rig.ask(f'ALTER ROLE "{role}" CONNECTION LIMIT 1')
+    rig.ask(f'GRANT ALL ON SCHEMA {{schema}} TO "{role}"; GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO "{role}"')
+    found = threads.submit(rig.open(base=rig.base(role)).wait_any, [QUEUE], 30.0)
+    rig.open().enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+    assert listeners(rig) == []
 
 
 @pytest.mark.parametrize("listen", ["auto", "no"])
@@ -239,9 +236,7 @@ def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: 
     rung, give_up = 0, time.monotonic() + 0.5
     while time.monotonic() < give_up:
         rung += len(
-            bell.execute(
-                f"DELETE FROM {rig.schema}.sleepers RETURNING pg_notify(%s, queue)", [channel(rig.schema)]
-            ).fetchall()
+            rig.within(bell, "DELETE FROM {schema}.sleepers RETURNING pg_notify(%s, queue)", channel(rig.schema))
         )
     assert rung < 200
     assert not found.done()
@@ -273,9 +268,6 @@ def test_who_found_what_it_was_notified_of_does_not_look_the_next_time_either(
         assert len(backend.fetch_many(QUEUE, limit=2)) == 1
 
 
-# --- ends ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("listen", ["auto", "no"])
 def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: ThreadPoolExecutor, listen: str) -> None:
     backend = rig.open(listen=listen, application_name=rig.schema)
@@ -291,36 +283,33 @@ def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: Threa
     wait_until(lambda: rig.ask(count, rig.schema) == [(0,)], what="no connection is left")
 
 
-def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(tmp_path: Path) -> None:
-    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig, ThreadPoolExecutor(1) as threads:
-        backend, producer = rig.open(timeout=1), rig.open()
-        found = asleep(rig, backend, threads)
-        server.kill()
-        error = found.exception(10.0)
-        assert isinstance(error, BackendUnavailable)
-        assert f"127.0.0.1:{server.port}" in str(error)
-        server.start()
-        found = asleep(rig, backend, threads)
-        wait_until(lambda: listeners(rig), limit=10.0, what="it listens again")
-        producer.enqueue(a_job())
-        assert found.result(10.0) == QUEUE
+def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(own: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = own.open(timeout=1), own.open()
+    found = asleep(own, backend, threads)
+    own.server.kill()
+    error = found.exception(10.0)
+    assert isinstance(error, BackendUnavailable)
+    assert f"127.0.0.1:{own.server.port}" in str(error)
+    own.server.start()
+    found = asleep(own, backend, threads)
+    wait_until(lambda: listeners(own), limit=10.0, what="it listens again")
+    producer.enqueue(a_job())
+    assert found.result(10.0) == QUEUE
 
 
-def test_a_server_that_stands_still_is_told_in_time(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig:
-        backend = rig.open(timeout=0.5)
-        found = asleep(rig, backend, threads)
-        server.pause()
-        started = Stopwatch()
-        assert isinstance(found.exception(10.0), BackendUnavailable)
-        assert started.seconds() < LOOK_INTERVAL_S + 0.5 + SLACK
-        server.resume()
-        rig.open().enqueue(a_job())
-        assert threads.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE
+def test_a_server_that_stands_still_is_told_in_time(own: Rig, threads: ThreadPoolExecutor) -> None:
+    backend = own.open(timeout=0.5)
+    found = asleep(own, backend, threads)
+    own.server.pause()
+    started = Stopwatch()
+    assert isinstance(found.exception(10.0), BackendUnavailable)
+    assert started.seconds() < LOOK_INTERVAL_S + 0.5 + SLACK
+    own.server.resume()
+    own.open().enqueue(a_job())
+    assert threads.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE
 
 
-def test_waiting_needs_no_thread_of_its_own(rig: Rig) -> None:
-    backend = rig.open()
+def test_waiting_needs_no_thread_of_its_own(backend: PostgresBackend) -> None:
     before = threading.active_count()
     assert backend.wait_any([QUEUE], 0.05) is None
     assert threading.active_count() == before
@@ -342,9 +331,8 @@ def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig, threads
     assert listeners(rig) == ear != []
 
 
-def test_a_sweep_forgets_waiters_for_jobs_that_have_ended(rig: Rig) -> None:
+def test_a_sweep_forgets_waiters_for_jobs_that_have_ended(rig: Rig, backend: PostgresBackend) -> None:
     """They were killed, or woken for another job."""
-    backend = rig.open()
     for number in range(3):
         backend.enqueue(a_job(number, identifier=f"job-{number}"))
     backend.batches.open(NewBatch("open"))

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from redis_rig import Rig, take
+from support.claims import claim, ids
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
@@ -65,18 +66,13 @@ def test_ends_that_are_not_settlements_are_counted_and_wake_a_waiter_of_the_call
     opened(backend)
     ident = backend.enqueue(a_job(batch=BATCH))
     backend.batches.close(BATCH)
-    claims = backend.claims
     if way == "claim":
-        held = claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0)
-        assert held is not None
-        claims.delete_many(QUEUE, [ident], held.id)
+        backend.claims.delete_many(QUEUE, [ident], claim(backend).id)
     elif way == "limit":
-        held = claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0)
-        assert held is not None
-        claims.release(QUEUE, held.id)
-        assert claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0, max_claims=1) is None
+        backend.claims.release(QUEUE, claim(backend).id)
+        assert backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0, max_claims=1) is None
     elif way == "pop":
-        assert [message.id for message in claims.pop(QUEUE, 1)] == [ident]
+        assert ids(backend.claims.pop(QUEUE, 1)) == [ident]
     else:
         for _ in range(2):
             backend.forfeit(take(backend)[0], "SIGSEGV")
@@ -99,9 +95,6 @@ def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig, backend: RedisBac
     assert backend.batches.get(BATCH) is None
     with pytest.raises(InvalidJob, match="is not open"):
         backend.enqueue(a_job(batch=BATCH))
-
-
-# --- what they cost -----------------------------------------------------------------------------------------
 
 
 def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(rig: Rig, backend: RedisBackend) -> None:
@@ -139,9 +132,6 @@ def test_others_pay_one_look_while_there_are_members(rig: Rig, backend: RedisBac
     assert rig.spent(work) == before
     backend.enqueue_many(numbered(50, priority=9, batch=BATCH))
     assert rig.spent(work) - before == Counter(exists=1, hmget=1)
-
-
-# --- where there are none -----------------------------------------------------------------------------------
 
 
 def test_where_queues_are_spread_a_member_is_refused_with_a_sentence() -> None:

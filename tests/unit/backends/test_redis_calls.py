@@ -17,20 +17,6 @@ from jobpool_backends.redis.keyspace import BULK
 AT_ONCE = ReapPolicy(back_off=0.0)
 
 
-# --- several queues at once -------------------------------------------------------------------------------
-
-
-def test_a_call_over_several_queues_is_remembered_as_one(backend: RedisBackend) -> None:
-    backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(6)])
-    leases = [lease for number in range(3) for lease in take(backend, 2, f"q{number}")]
-    backend.ack(leases[3])
-    batch = [(leases[place], Ack()) for place in (4, 0, 3, 1, 5, 2)]
-    first = backend.settle_many(batch, call_id="c1")
-    assert first == [Settled.OK, Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK, Settled.OK, Settled.OK]
-    again = backend.settle_many(batch, call_id="c1")
-    assert again == [Settled.ALREADY if answer is Settled.OK else answer for answer in first]
-
-
 def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig, backend: RedisBackend) -> None:
     now = turned.server.now()
     first = backend.enqueue_many(numbered(3))
@@ -38,9 +24,6 @@ def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig, backend: RedisB
     second = backend.enqueue_many(numbered(3))
     assert [lease.id for lease in take(backend, 9)] == first + second
     turned.server.turn_to(now)
-
-
-# --- large calls ------------------------------------------------------------------------------------------
 
 
 def test_a_batch_of_several_scripts_answers_and_repeats_as_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,18 +91,12 @@ def test_an_urgent_job_that_falls_due_after_thousands_comes_first(turned: Rig, b
     assert [lease.id for lease in take(backend)] == [urgent]
 
 
-# --- dead letters -----------------------------------------------------------------------------------------
-
-
 def test_nothing_is_left_of_what_is_evicted(rig: Rig) -> None:
     backend = rig.open(dead_max=2)
     backend.enqueue_many([a_job(identifier=f"order-{number}") for number in range(5)])
     for lease in take(backend, 5):
         backend.abandon(lease, "failed", "boom")
     assert [rig.holds(name) for name in ("dead", "buried", "record", "body", "notes", "ids")] == [2] * 6
-
-
-# --- what a person finds and changes ----------------------------------------------------------------------
 
 
 def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig, backend: RedisBackend) -> None:
@@ -160,9 +137,6 @@ def test_more_leases_than_one_piece_are_listed_in_order(backend: RedisBackend) -
 def test_many_ids_are_found_in_one_call(backend: RedisBackend) -> None:
     known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(1500)])
     assert backend.count(MessageFilter(ids=tuple(known))) == 1500
-
-
-# --- damage -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["record", "body"])
@@ -232,9 +206,6 @@ def test_a_job_whose_follow_up_cannot_be_added_stays_leased(rig: Rig, settlement
     assert backend.settle_many([(lease, settlement)], call_id="c1") == [Settled.OK]
     assert backend.stats(QUEUE).leased == 0
     assert len(take(backend, 5, queue="mails")) == rig.holds("ids") == 1
-
-
-# --- full memory ------------------------------------------------------------------------------------------
 
 
 def test_with_its_memory_full_nothing_comes_in_and_all_that_is_there_can_be_worked_off(full: Rig) -> None:

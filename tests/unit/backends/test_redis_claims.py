@@ -29,9 +29,6 @@ def sizes(rig: Rig, *names: str) -> list[int]:
     return [rig.holds(name) for name in names]
 
 
-# --- what stands there --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("ident", "letter"), [(None, "p"), ("mine", "q")])
 def test_the_record_of_a_post_is_that_of_a_job_without_a_handler(rig: Rig, ident: str | None, letter: str) -> None:
     backend = rig.open()
@@ -94,9 +91,6 @@ def test_the_members_of_one_claim_are_in_its_checkout_alone(rig: Rig, backend: R
     assert rig.call("ZSCORE", rig.key("claims"), ID) == head[:16]
 
 
-# --- who comes too late -----------------------------------------------------------------------------------
-
-
 def test_a_late_settlement_is_told_how_things_are(turned: Rig, backend: RedisBackend) -> None:
     late = new_lease(backend, ttl=1.0)
     turned.server.advance(1.0)
@@ -127,9 +121,6 @@ def test_a_bulk_deletes_what_an_ended_claim_held_though_nobody_has_swept(turned:
     assert turned.holds("checkouts") == 1
     assert backend.reap(QUEUE) == []
     assert sizes(turned, "checkouts", "posts", "ready", "claimed", "postsclaimed", "lives", "record") == [0] * 7
-
-
-# --- long backlogs ----------------------------------------------------------------------------------------
 
 
 def test_a_free_message_is_found_behind_any_number_that_have_ended(turned: Rig, backend: RedisBackend) -> None:
@@ -199,9 +190,6 @@ def test_claims_are_listed_behind_a_page_of_ended_ones(turned: Rig, backend: Red
     assert backend.claims.list_claims(QUEUE, after="f" * 32) == []
 
 
-# --- answers are bounded ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [2**20, 2**20 - 1])
 def test_a_claim_of_large_messages_gets_fewer(backend: RedisBackend, size: int) -> None:
     known = post(backend, *([b"x" * size] * 10), b"small")
@@ -212,9 +200,6 @@ def test_a_claim_of_large_messages_gets_fewer(backend: RedisBackend, size: int) 
     assert ids(first.messages) + ids(popped) == known[: len(first.messages) + 3]
     backend.claims.release(QUEUE, first.id)
     assert ids(backend.claims.list_free(QUEUE))[-1] == known[-1]
-
-
-# --- what somebody's hand did -----------------------------------------------------------------------------
 
 
 def test_a_member_without_a_message_is_in_nobodys_way(rig: Rig, backend: RedisBackend) -> None:
@@ -244,9 +229,6 @@ def test_a_queue_that_was_thrown_away_has_no_claims(rig: Rig, backend: RedisBack
     assert backend.queues() == []
 
 
-# --- full memory ------------------------------------------------------------------------------------------
-
-
 def test_with_its_memory_full_nothing_is_posted_and_all_that_is_there_can_be_worked_off(full: Rig) -> None:
     backend = full.open()
     backend.claims.post(QUEUE, [a_post(ident=ident, life=1000.0) for ident in "abcdef"])
@@ -269,9 +251,6 @@ def test_with_its_memory_full_nothing_is_posted_and_all_that_is_there_can_be_wor
     full.server.advance(2000.0)
     assert backend.claims.stats(QUEUE).expired == 1
     assert backend.claims.delete_many(QUEUE, ["a", "c", "d"]) == [Deleted.DONE] * 3
-
-
-# --- a store of the version before ------------------------------------------------------------------------
 
 
 def test_a_store_that_knows_nothing_of_claims_can_be_claimed_from(rig: Rig) -> None:

@@ -73,20 +73,23 @@ WORK = [fetch_and_ack, fetch_and_nack, fetch_and_abandon, fetch_and_reap, look, 
 @pytest.mark.parametrize("state", [State.WAITING, State.DELAYED, State.DEAD])
 @pytest.mark.parametrize("work", WORK, ids=[work.__name__ for work in WORK])
 def test_the_commands_are_the_same_among_few_and_among_many(work: Work, state: State) -> None:
-    few, many = (cost(work, state, count) for count in (FEW, MANY))
+    few, many = (cost(partial(fill, count=count, state=state), enqueue_some, work) for count in (FEW, MANY))
     assert few == many
 
 
-def cost(work: Work, state: State, count: int) -> Counter[str]:
+def enqueue_some(backend: RedisBackend) -> None:
+    backend.enqueue_many(numbered(50))
+
+
+def cost(fill: Work, add: Work, work: Work) -> Counter[str]:
+    """Of `work` on what `add` adds to what `fill` has put there."""
     with Rig() as rig:
         backend = rig.open()
-        fill(backend, count, state)
-        backend.enqueue_many(numbered(50))
-        work(backend)  # once, so that the server knows the scripts
-        backend.enqueue_many(numbered(50))
-        before = rig.commands()
-        work(backend)
-        return rig.commands() - before
+        fill(backend)
+        for _ in range(2):  # the server knows the scripts the second time
+            add(backend)
+            spent = rig.spent(partial(work, backend))
+        return spent
 
 
 def test_a_short_page_of_what_is_seldom_found_is_looked_for_in_large_pieces(rig: Rig, backend: RedisBackend) -> None:
@@ -98,8 +101,6 @@ def test_a_short_page_of_what_is_seldom_found_is_looked_for_in_large_pieces(rig:
     assert found == [last]
     assert spent["evalsha"] < MANY / 50
 
-
-# --- what is not used costs nothing -------------------------------------------------------------------------
 
 PLAIN = {
     "enqueue one": Counter(evalsha=1, time=1, hmget=1, hset=3, zadd=1, sadd=1, exists=1, rpush=1, set=1),
@@ -220,7 +221,7 @@ def lease_all(backend: RedisBackend, count: int) -> None:
     take(backend, count)
 
 
-FILLS: dict[str, Callable[[RedisBackend, int], object]] = {
+FILLS: dict[str, Callable[..., object]] = {
     "free posts": post_some,
     "posts that end": partial(post_some, life=1000.0),
     "delayed posts": partial(post_some, delay=900.0, life=1000.0),
@@ -250,17 +251,11 @@ def one_round(backend: RedisBackend) -> None:
 
 @pytest.mark.parametrize("there", FILLS)
 def test_the_commands_on_claims_are_the_same_among_few_and_among_many(there: str) -> None:
-    assert cost_of_claims(there, FEW_POSTS) == cost_of_claims(there, MANY_POSTS)
-
-
-def cost_of_claims(there: str, count: int) -> Counter[str]:
-    with Rig() as rig:
-        backend = rig.open()
-        FILLS[there](backend, count)
-        post_some(backend, 30)
-        one_round(backend)  # once, so that the server knows the scripts
-        post_some(backend, 30)
-        return rig.spent(lambda: one_round(backend))
+    few, many = (
+        cost(partial(FILLS[there], count=count), partial(post_some, count=30), one_round)
+        for count in (FEW_POSTS, MANY_POSTS)
+    )
+    assert few == many
 
 
 def test_a_message_costs_its_share_of_a_claim(rig: Rig, backend: RedisBackend) -> None:

@@ -7,11 +7,10 @@ from msgspec.structs import replace
 from redis_rig import Rig, take
 from support.claims import a_post
 from support.jobs import QUEUE, a_job, new_lease, new_leases, numbered
+from support.looks import begin
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
-from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
-from jobpool.message.lease import JobLease
+from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Settled
 from jobpool_backends.redis import RedisBackend, keys
 from jobpool_backends.redis.keys import guarded_token
@@ -20,19 +19,11 @@ from jobpool_torture.network import Proxy
 ALL = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"), Hold("queue", 5)), rates=(Rate("queue", 5),))
 
 
-def begin(backend: QueueBackend, lease: JobLease, guards: Guards = ALL) -> Begun:
-    [answer] = backend.keys.begin_many([(lease, guards)])
-    return answer
-
-
 def beside(rig: Rig) -> set[str]:
     """The keys of the key store, as they are now, without the prefix."""
     kinds = ("done", "runs", "hold", "guarded", "rate")
     names = (name.removeprefix(rig.key("")) for name in rig.names())
     return {name for name in names if name.split(":")[0] in kinds}
-
-
-# --- a lost answer -----------------------------------------------------------------------------------------
 
 
 def test_a_first_run_or_a_pop_whose_answer_is_lost_is_not_undone_in_silence() -> None:
@@ -52,13 +43,10 @@ def test_a_first_run_or_a_pop_whose_answer_is_lost_is_not_undone_in_silence() ->
         backend.close()
 
 
-# --- what is left ------------------------------------------------------------------------------------------
-
-
 def test_after_the_ack_only_the_done_key_and_the_starts_are_left_and_they_end_by_themselves(rig: Rig) -> None:
     backend = rig.open()
     lease = new_lease(backend)
-    assert begin(backend, lease)
+    assert begin(backend, lease, ALL)
     assert beside(rig) == {"runs:order-17", "hold:job:nightly", "hold:queue", "guarded", "rate:queue"}
     assert backend.ack(lease.guarded(ALL)) is Settled.OK
     assert beside(rig) == {"done:order-17", "rate:queue"}
@@ -81,7 +69,7 @@ def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig, back
 
 def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig, backend: RedisBackend) -> None:
     one, other = new_leases(backend, 2, ttl=10.0)
-    assert begin(backend, one)
+    assert begin(backend, one, ALL)
     assert backend.ack(one) is Settled.OK
     turned.server.advance(5.0)
     other = backend.renew(other, 60.0)
@@ -110,17 +98,14 @@ def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned:
 def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many(numbered(2))
     [first] = take(backend, ttl=10.0)
-    assert begin(backend, first)
+    assert begin(backend, first, ALL)
     turned.server.advance(10.0)
     backend.reap(QUEUE)
     second, other = take(backend, 2)
-    assert begin(backend, second)  # and tidies up
+    assert begin(backend, second, ALL)  # and tidies up
     assert begin(backend, other, Guards(key="order-17")).answer is Begin.HELD
     assert backend.keys.holders(QUEUE, "job:nightly") == [second.id]
     assert turned.holds("guarded") == 1
-
-
-# --- rates of several windows -------------------------------------------------------------------------------
 
 
 def test_starts_that_are_counted_no_more_are_not_kept(turned: Rig) -> None:
@@ -131,9 +116,6 @@ def test_starts_that_are_counted_no_more_are_not_kept(turned: Rig) -> None:
         turned.server.advance(3660.0)
     assert keys.take(QUEUE, hour, "d") == 0.0
     assert turned.holds("rate:x") == 2  # and the length of the window
-
-
-# --- calls -------------------------------------------------------------------------------------------------
 
 
 def test_a_large_batch_is_several_scripts_and_answered_in_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

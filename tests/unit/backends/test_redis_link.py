@@ -56,9 +56,6 @@ def connections(link: Link) -> int:
     return int(link.call("CLIENT", "LIST").count(b"\n"))
 
 
-# --- scripts and commands ----------------------------------------------------------------------------------
-
-
 def test_a_script_that_the_server_has_forgotten_is_sent_whole(link: Link, key: str) -> None:
     assert link.run(ADD, [key], [1]) == 1
     link.call("SCRIPT", "FLUSH")
@@ -94,9 +91,6 @@ def test_a_unix_socket(server: RedisServer) -> None:
         assert b" db=1 " in link.call("CLIENT", "INFO")
 
 
-# --- waiting -----------------------------------------------------------------------------------------------
-
-
 def test_a_bell_that_rang_before_is_heard_at_once_and_taken_and_then_none(link: Link, key: str) -> None:
     link.call("RPUSH", key, 1)
     assert link.wait_pop(["other", key], 30.0) == key
@@ -122,9 +116,6 @@ def test_calls_go_on_while_a_thread_waits(open_link: Open, key: str, threads: Th
     link.call("RPUSH", key, 1)
 
 
-# --- closing -----------------------------------------------------------------------------------------------
-
-
 def test_closing_wakes_who_waits(open_link: Open, key: str, threads: ThreadPoolExecutor) -> None:
     link, other = open_link(), open_link()
     waits = [threads.submit(link.wait_pop, [key], 60.0) for _ in range(2)]
@@ -144,9 +135,6 @@ def test_closing_leaves_no_connection_open(open_link: Open, key: str, threads: T
     assert connections(other) > before
     link.close()
     wait_until(lambda: connections(other) == before, what="all are closed")
-
-
-# --- many threads, many connections ------------------------------------------------------------------------
 
 
 def test_eight_threads_share_a_link(open_link: Open, key: str, threads: ThreadPoolExecutor) -> None:
@@ -185,9 +173,6 @@ def test_no_descriptor_is_leaked_by_two_hundred_reconnects(open_link: Open, key:
         other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         use()
     assert open_descriptors() <= before
-
-
-# --- a server that fails ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

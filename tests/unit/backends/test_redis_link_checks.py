@@ -29,9 +29,15 @@ from jobpool_backends.redis.connections import Link
 
 SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-to-write": "0"}
 
+NOW_AND_THEN = {"appendonly": "no", "save": "3600 1 300 100"}
+UNHEEDED = {"connected_slaves": "2", "redis_version": "6.2.14", "min-replicas-to-write": "1"}
+
 
 def evicting(policy: str, used: int = 0, most: int = 1000) -> dict[str, str]:
     return {"maxmemory": str(most), "used_memory": str(used), "maxmemory_policy": policy}
+
+
+ALL_OF_IT = {"connected_slaves": "2", "appendonly": "no", **evicting("allkeys-lru", most=9)}
 
 
 def judged(info: dict[str, str], config: dict[str, str] | None) -> list[str]:
@@ -41,54 +47,25 @@ def judged(info: dict[str, str], config: dict[str, str] | None) -> list[str]:
     return [f"{finding.level.name}: {finding}" for finding in bad]
 
 
+LOSSES: list[tuple[Any, ...]] = [
+    (evicting("allkeys-lru"), "PROBLEM: .*-policy allkeys-lru: .* messages are thrown away unseen; set noeviction"),
+    (evicting("volatile-ttl"), "PROBLEM: .*-policy volatile-ttl: .* keys and results .* twice; set noeviction"),
+    ({"appendonly": "no"}, "PROBLEM: appendonly no, and no save: .* loses every message; set appendonly yes"),
+    (NOW_AND_THEN, "PROBLEM: appendonly no, save 3600 1 300 100: .* loses all that was done since it last saved"),
+    ({"appendfsync": "everysec"}, "WARNING: appendfsync everysec: .* loses up to two seconds of what was answered"),
+    ({"appendfsync": "no"}, "PROBLEM: appendfsync no: .* loses up to half a minute of what was answered"),
+    ({"no-appendfsync-on-rewrite": "yes"}, "no-appendfsync-on-rewrite yes: .* loses what was answered meanwhile"),
+    ({"connected_slaves": "1"}, "PROBLEM: 1 replica, min-replicas-to-write 0: .* had not reached the replica"),
+    (UNHEEDED, "min-replicas-to-write is not heeded by scripts before Redis 7"),
+    (evicting("noeviction", used=950), "a full server refuses enqueues, .*; raise maxmemory, or purge dead"),
+    ({"role": "slave"}, "the server is a replica: nothing can be enqueued or fetched; name its master"),
+    (ALL_OF_IT, "messages are thrown away", "loses every message", "2 replicas, min-replicas-to-write 0"),
+]
+"""Settings, and what is said of them."""
+
+
 def test_what_the_settings_can_lose() -> None:
-    for settings, said in [
-        (
-            evicting("allkeys-lru"),
-            ["PROBLEM: maxmemory-policy allkeys-lru: .* messages are thrown away unseen; set noeviction"],
-        ),
-        (
-            evicting("volatile-ttl"),
-            ["PROBLEM: maxmemory-policy volatile-ttl: .* keys and results are thrown .* run twice; set noeviction"],
-        ),
-        (
-            {"appendonly": "no"},
-            ["PROBLEM: appendonly no, and no save: a crash or restart .* loses every message; set appendonly yes"],
-        ),
-        (
-            {"appendonly": "no", "save": "3600 1 300 100"},
-            ["PROBLEM: appendonly no, save 3600 1 300 100: a crash .* loses all that was done since it last saved"],
-        ),
-        (
-            {"appendfsync": "everysec"},
-            ["WARNING: appendfsync everysec: a crash of .* machine loses up to two seconds of what was answered"],
-        ),
-        (
-            {"appendfsync": "no"},
-            ["PROBLEM: appendfsync no: a crash of .* machine loses up to half a minute of what was answered"],
-        ),
-        (
-            {"no-appendfsync-on-rewrite": "yes"},
-            ["no-appendfsync-on-rewrite yes: .* while it rewrites its file loses what was answered meanwhile"],
-        ),
-        (
-            {"connected_slaves": "1"},
-            ["PROBLEM: 1 replica, min-replicas-to-write 0: a failover loses what had not reached the replica"],
-        ),
-        (
-            {"connected_slaves": "2", "redis_version": "6.2.14", "min-replicas-to-write": "1"},
-            ["min-replicas-to-write is not heeded by scripts before Redis 7"],
-        ),
-        (
-            evicting("noeviction", used=950),
-            ["a full server refuses enqueues, .*; fetches and settlements go on; raise maxmemory, or purge dead"],
-        ),
-        ({"role": "slave"}, ["the server is a replica: nothing can be enqueued or fetched; name its master"]),
-        (
-            {"connected_slaves": "2", "appendonly": "no", **evicting("allkeys-lru", most=9)},
-            ["messages are thrown away", "loses every message", "2 replicas, min-replicas-to-write 0"],
-        ),
-    ]:
+    for settings, *said in LOSSES:
         with row(settings):
             found = judged(settings, SAFE | settings)
             assert len(found) == len(said)
@@ -115,9 +92,6 @@ def test_a_managed_service_may_forbid_config() -> None:
     thrown, unchecked = judged(evicting("allkeys-lru"), None)
     assert "messages are thrown away" in thrown
     assert re.search("CONFIG is forbidden, so what a crash .* can lose could not be checked", unchecked)
-
-
-# --- on real servers ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -48,9 +47,6 @@ def told(kind: type[JobpoolError], call: Callable[[], object]) -> str:
 def writes(link: Link) -> list[Callable[[], object]]:
     """A write, by a plain command and by a script."""
     return [lambda: link.call("SET", "key", "x"), lambda: link.run(WRITE, ["key"], ["x"])]
-
-
-# --- settings that are wrong -------------------------------------------------------------------------------
 
 
 def test_a_wrong_or_missing_password(start: Start) -> None:
@@ -137,7 +133,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
     for place, text in [
         (
             Endpoint("127.0.0.1", port),
-            f"Redis at 127.0.0.1:{port} refuses connections: nothing listens there. Start Redis, or mend the address",
+            f"at 127.0.0.1:{port} refuses connections: nothing listens there. Start Redis, or",
         ),
         (Endpoint("no-such-host.invalid"), "no-such-host.invalid:6379 cannot be found: mend"),
         (Endpoint(path=str(tmp_path / "no.sock")), "no.sock is not there: start Redis"),
@@ -152,16 +148,10 @@ def test_something_else_listens_at_this_port() -> None:
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             "does not speak Redis's protocol; if the port wants TLS, write rediss://",
         ),
-        (
-            b"",
-            "closed the connection: it was stopped or restarted, or it is full .* if the port wants TLS, write rediss://",
-        ),
+        (b"", "closed the connection: it was stopped or .* full .* if the port wants TLS, write rediss://"),
     ]:
         with row(answer), answering(answer) as (host, port), pytest.raises(BackendUnavailable, match=text):
             ServerLink(Endpoint(host, port)).call("PING")
-
-
-# --- what the server cannot do now -------------------------------------------------------------------------
 
 
 def test_a_full_memory(start: Start) -> None:
@@ -205,18 +195,13 @@ def test_a_replica_takes_no_writes_and_its_connections_are_thrown_away(start: St
             assert link.call("CLIENT", "ID") > before
 
 
-def test_who_waits_is_told_when_the_server_becomes_a_replica(start: Start) -> None:
+def test_who_waits_is_told_when_the_server_becomes_a_replica(start: Start, threads: ThreadPoolExecutor) -> None:
     master, replica = start(), start()
     with linked(replica) as link, linked(replica) as other:
-        halted: list[str] = []
-        thread = threading.Thread(
-            target=lambda: halted.append(told(BackendUnavailable, lambda: link.wait_pop(["bell"], 60.0)))
-        )
-        thread.start()
+        halted = threads.submit(told, BackendUnavailable, lambda: link.wait_pop(["bell"], 60.0))
         wait_until(lambda: b"cmd=blpop" in other.call("CLIENT", "LIST"), what="the waiter waits")
         other.call("REPLICAOF", master.host, master.port)
-        thread.join(5.0)
-        assert "became a replica while it was waited on" in halted[0]
+        assert "became a replica while it was waited on" in halted.result(5.0)
 
 
 def test_a_replica_without_its_master(start: Start) -> None:
@@ -252,25 +237,20 @@ def test_a_disk_that_cannot_be_written(start: Start) -> None:
         (server.folder / "dump.rdb").rmdir()
 
 
-def told_sooner_or_later(call: Callable[[], object], text: str) -> None:
-    """`call` raises an error with this text, or will within a few seconds."""
-
-    def is_told() -> bool:
-        try:
-            call()
-        except BackendUnavailable as error:
-            return text in str(error)
-        return False
-
-    wait_until(is_told, what=text)
+def trouble(link: Link) -> str:
+    """What a call is told, if anything goes wrong."""
+    try:
+        link.call("GET", "key")
+    except BackendUnavailable as error:
+        return str(error)
+    return ""
 
 
 def test_a_script_that_does_not_end(start: Start, threads: ThreadPoolExecutor) -> None:
     with linked(start(lua_time_limit="50"), timeout=10.0) as link:
         endless = threads.submit(link.call, "EVAL", "while true do end", 0)
-        told_sooner_or_later(
-            lambda: link.call("GET", "key"), "is busy with a script that does not end: find its caller"
-        )
+        text = wait_until(lambda: trouble(link), what="the script runs for too long")
+        assert "is busy with a script that does not end: find its caller" in text
         link.call("SCRIPT", "KILL")
         assert "killed by user" in str(endless.exception(5.0)).lower()
         assert link.call("PING") == b"PONG"
@@ -282,9 +262,8 @@ def test_a_server_that_loads_its_data(start: Start, threads: ThreadPoolExecutor)
         link.call("EVAL", "for i = 1, 2000 do redis.call('SET', i, string.rep('x', 100)) end", 0)
         link.call("CONFIG", "SET", "key-load-delay", 500)  # microseconds
         reload = threads.submit(link.call, "DEBUG", "RELOAD")
-        told_sooner_or_later(
-            lambda: link.call("GET", "key"), "is loading its data from disk: it answers when that is done"
-        )
+        text = wait_until(lambda: trouble(link), what="it loads")
+        assert "is loading its data from disk: it answers when that is done" in text
         assert reload.result(30.0) == b"OK"
         assert link.call("GET", "7") == b"x" * 100
 
@@ -296,9 +275,6 @@ def test_a_server_with_too_many_clients(start: Start, cluster: str) -> None:
         link.call("CONFIG", "SET", "maxclients", 1)
         text = told(BackendUnavailable, lambda: other.call("PING"))
         assert "has no connection left (maxclients)" in text or "or it is full (see its log)" in text
-
-
-# --- a network that swallows packets ------------------------------------------------------------------------
 
 
 @pytest.mark.xdist_group("timing")
@@ -358,9 +334,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         certificate = key[-1].replace("key", "crt")
         subprocess.run([*words.split(), *key, "-out", certificate], cwd=folder, check=True, capture_output=True)
     return folder
-
-
-# --- what is read ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -429,9 +402,6 @@ def test_no_password_is_in_what_is_printed() -> None:
     assert SECRET not in repr(read("redis+sentinel://me:hidden@h/reports", sentinel_password="hidden"))
 
 
-# --- TLS ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "url", ["rediss://localhost", "rediss+sentinel://localhost/reports", "rediss+cluster://localhost"]
 )
@@ -474,9 +444,6 @@ def test_tls_options_without_tls_are_refused() -> None:
         ConfigurationError, match=r"redis://.* speaks no TLS: write rediss://, or leave ssl_ca_certs out"
     ):
         read("redis://localhost?ssl_ca_certs=ca.pem")
-
-
-# --- what is refused ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

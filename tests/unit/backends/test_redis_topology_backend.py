@@ -98,9 +98,6 @@ def waiting(backend: QueueBackend, queues: Sequence[str]) -> list[int]:
     return [backend.stats(queue).waiting for queue in queues]
 
 
-# --- follow-ups on a cluster -------------------------------------------------------------------------------
-
-
 def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
     open_one: Open, queues: list[str], cluster: RedisCluster
 ) -> None:
@@ -210,9 +207,6 @@ def test_many_acks_and_many_relays_at_once_bring_each_follow_up_once(open_one: O
     assert sorted(payloads) == list(range(200))
 
 
-# --- calls that span nodes ---------------------------------------------------------------------------------
-
-
 def test_a_call_that_spans_nodes_is_repeated_without_harm(
     open_one: Open, queues: list[str], cluster: RedisCluster
 ) -> None:
@@ -229,9 +223,6 @@ def test_a_call_that_spans_nodes_is_repeated_without_harm(
     answers = patiently(partial(backend.settle_many, settlements, "call"))
     assert Counter(answers) == {Settled.ALREADY: 5, Settled.OK: 10}
     assert [backend.stats(queue).pending for queue in queues] == [0, 0, 0]
-
-
-# --- slots that move, nodes that die -----------------------------------------------------------------------
 
 
 def play_while_it_moves(

@@ -55,9 +55,6 @@ def served(cluster: RedisCluster, key: str) -> ClusterNode:
     return node
 
 
-# --- routing -----------------------------------------------------------------------------------------------
-
-
 def test_slots_are_computed_as_redis_does(cluster: RedisCluster) -> None:
     for key in ("foo", "jobpool:{reports}:ready", "{}x", "{a}{b}", "\u20ac", "x{"):
         assert slot_of(key) == slot_of(key.encode()) == cluster.nodes[0].ask("CLUSTER", "KEYSLOT", key)
@@ -115,9 +112,6 @@ def test_all_masters_are_surveyed(cluster: RedisCluster, link: Link) -> None:
     check_version(link)
     [caution] = cautions_of(diagnose(link))  # all three the same, told once
     assert all(f"Redis Cluster node at 127.0.0.1:{node.port}" in caution for node in cluster.masters)
-
-
-# --- waiting -----------------------------------------------------------------------------------------------
 
 
 def blocked(cluster: RedisCluster) -> int:
@@ -205,9 +199,6 @@ def test_connections_that_the_servers_closed_are_replaced(cluster: RedisCluster,
     assert open_descriptors() <= before
 
 
-# --- slots that move ---------------------------------------------------------------------------------------
-
-
 def test_a_slot_that_was_moved_is_followed(cluster: RedisCluster, link: Link) -> None:
     [key] = keys(cluster, 1)
     slot, source, target = slot_of(key), cluster.masters[0], cluster.masters[1]
@@ -270,9 +261,6 @@ def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: 
         finally:
             halt.set()
             cluster.move(slot, target, source)
-
-
-# --- nodes that die ----------------------------------------------------------------------------------------
 
 
 def unless_away(call: Callable[[], object]) -> object:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 from redis_rig import Rig, take
 from support.claims import found
-from support.jobs import QUEUE, a_job, new_lease, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered, unique
 
 from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, Verb
-from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.records import read_entry, write_entry
-
-
-def unique(key: str = "order-17", **fields: object) -> JobDefinition:
-    return a_job(unique=True, idempotency_key=key, **fields)
 
 
 def left(rig: Rig) -> tuple[bool, bool]:
@@ -91,8 +86,6 @@ def test_unique_jobs_of_many_queues_are_added_in_one_step(rig: Rig, backend: Red
     assert ids == ids[:3] * 3
     assert len(set(ids)) == 3
 
-
-# --- on its way to another queue ----------------------------------------------------------------------------
 
 MOVED = NewMessage(
     "id-1", True, QUEUE, "make a report", 5, None, b'{"a":\n"\x00\xff"}', None, 3, 2, 7, 'ValueError: "no"\n', "SIGSEGV"
