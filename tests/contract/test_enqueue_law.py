@@ -90,6 +90,19 @@ def test_delayed_and_due_messages_may_be_mixed(harness: Harness, backend: QueueB
     assert (stats.waiting, stats.delayed) == ((count + 1) // 2, count // 2)
 
 
+@pytest.mark.needs("keeps_place")
+def test_thousands_that_fall_due_together_all_come(harness: Harness, backend: QueueBackend) -> None:
+    known = backend.enqueue_many(numbered(7000, scheduled_at=at(harness.now() + 5)))
+    urgent = backend.enqueue(a_job(priority=0))
+    harness.advance(5.0)
+    assert backend.stats(QUEUE).waiting == 7001
+    waiting = backend.list_messages(MessageFilter(states=(State.WAITING,)), limit=5)
+    assert [message.id for message in waiting] == known[:5]
+    fetched = [lease.id for _ in range(8) for lease in backend.fetch_many(QUEUE, limit=1000)]
+    assert fetched[0] == urgent
+    assert sorted(fetched) == sorted([urgent, *known])
+
+
 def test_a_time_in_the_past_means_now(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue(a_job(scheduled_at=at(harness.now() - 86400)))
     assert len(backend.fetch_many(QUEUE, limit=1)) == 1

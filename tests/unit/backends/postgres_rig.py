@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import psycopg
@@ -17,6 +17,8 @@ from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.wait import channel
+
+T = TypeVar("T")
 
 PATIENCE = 30
 """Seconds that a busy machine may take for a statement."""
@@ -39,6 +41,7 @@ class Rig:
         self._taken = None if server or new else take_schema()
         self._superuser = self._taken.superuser if self._taken else Superuser(self.server)
         self.schema = self._taken.name if self._taken else fresh_name()
+        self._threads = ThreadPoolExecutor(8)
         self._opened: list[PostgresBackend | Database | psycopg.Connection[TupleRow]] = []
 
     def url(self, options: Mapping[str, object] | None = None, *, base: str | None = None) -> str:
@@ -87,6 +90,10 @@ class Rig:
         """What the superuser is told, in a transaction of its own. `{schema}` stands for the schema's quoted name."""
         return self._superuser.ask(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
 
+    def submit(self, work: Callable[..., T], *arguments: object, **named: object) -> Future[T]:
+        """Have a thread do this; it ends when the backends are closed, at the latest."""
+        return self._threads.submit(work, *arguments, **named)
+
     def within(self, connection: psycopg.Connection[TupleRow], sql: str, *parameters: object) -> list[TupleRow]:
         """What this connection is told, in the transaction that is open on it."""
         return connection.execute(sql.replace("{schema}", f'"{self.schema}"').encode(), parameters).fetchall()
@@ -115,6 +122,7 @@ class Rig:
             self._taken.take_connections()
         for opened in self._opened:
             opened.close()
+        self._threads.shutdown()
         if self._taken:
             give_back(self._taken)
             self._taken = None

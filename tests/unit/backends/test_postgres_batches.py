@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -76,7 +75,7 @@ def test_a_batch_that_is_not_open_undoes_the_callers_transaction(rig: Rig, backe
 
 
 def test_ends_of_one_batch_wait_for_an_own_transaction_and_those_of_others_do_not(
-    rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend
 ) -> None:
     opened(backend)
     opened(backend, "other")
@@ -88,7 +87,7 @@ def test_ends_of_one_batch_wait_for_an_own_transaction_and_those_of_others_do_no
     ack(connection, backend.ticket(first))
     assert rig.open(timeout=2).settle_many([(other, Ack()), (none, Ack())]) == [Settled.OK] * 2
     assert counts(backend) == (2, 0, 0, 0)
-    waiting = threads.submit(backend.ack, second)
+    waiting = rig.submit(backend.ack, second)
     wait_until(rig.waits_for_another, what="it waits")
     connection.commit()
     assert waiting.result(30.0) is Settled.OK
@@ -137,10 +136,10 @@ def test_a_dead_lock_is_ended_and_the_step_tried_again(rig: Rig, backend: Postgr
     for name in ("a", "b"):
         opened(backend, name)
     joined = 0
-    with rig.connect(autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
+    with rig.connect(autocommit=True) as connection:
         with connection.transaction():
             backend.enqueue_in(connection, [a_job(batch="b")])
-            waiting = threads.submit(rig.open(timeout=60).enqueue_many, [a_job(batch="a"), a_job(batch="b")])
+            waiting = rig.submit(rig.open(timeout=60).enqueue_many, [a_job(batch="a"), a_job(batch="b")])
             wait_until(rig.waits_for_another, what="it waits")
             with suppress(psycopg.errors.DeadlockDetected), connection.transaction():
                 backend.enqueue_in(connection, [a_job(batch="a")])
@@ -154,14 +153,13 @@ def test_the_end_wakes_those_who_wait_for_the_callback_and_for_the_batch(rig: Ri
     lease = new_lease(backend, batch=BATCH)
     backend.batches.close(BATCH)
     assert rig.ask("SELECT {schema}.await_ends(%s)", [BATCH]) == [(False,)]
-    with ThreadPoolExecutor(2) as threads:
-        callback = threads.submit(rig.open().wait_any, [DONE], 30.0)
-        end = threads.submit(rig.open().wait_ended, [BATCH], 30.0)
-        wanted = {(DONE,), (f"={BATCH}",)}
-        wait_until(lambda: set(rig.ask("SELECT queue FROM {schema}.sleepers")) >= wanted, what="they sleep")
-        backend.ack(lease)
-        assert callback.result(30.0) == DONE
-        end.result(30.0)
+    callback = rig.submit(rig.open().wait_any, [DONE], 30.0)
+    end = rig.submit(rig.open().wait_ended, [BATCH], 30.0)
+    wanted = {(DONE,), (f"={BATCH}",)}
+    wait_until(lambda: set(rig.ask("SELECT queue FROM {schema}.sleepers")) >= wanted, what="they sleep")
+    backend.ack(lease)
+    assert callback.result(30.0) == DONE
+    end.result(30.0)
     assert rig.ask("SELECT {schema}.await_ends(%s)", [BATCH]) == [(True,)]
 
 

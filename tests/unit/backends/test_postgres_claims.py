@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -66,7 +65,6 @@ def test_what_somebody_has_a_hand_on_is_waited_for(
     rig: Rig,
     backend: PostgresBackend,
     connection: Connection,
-    threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
@@ -83,7 +81,7 @@ def test_what_somebody_has_a_hand_on_is_waited_for(
         turn(rig, 60.0)
     turn(rig, 100.0)
     lock(rig, connection, ident)
-    late = threads.submit(claim, rig.open(timeout=PATIENCE))
+    late = rig.submit(claim, rig.open(timeout=PATIENCE))
     wait_until(lambda: len(looks) > 4, what="the claim meets it")
     connection.rollback()
     assert ids(late.result(10.0).messages) == [ident]
@@ -103,12 +101,12 @@ def test_what_somebody_keeps_is_given_up(rig: Rig, backend: PostgresBackend, con
 
 
 def test_a_claim_that_is_repeated_while_the_first_is_under_way_is_the_same(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     known = post(backend, b"0", b"1")
     sql = "SELECT id FROM {schema}.check_out(%s, %s, 1, 60000000, 60000000, 0, 7)"
     assert rig.within(connection, sql, QUEUE, MINE) == [(known[0],)]
-    repeated = threads.submit(claim, backend, 1, claim_id=MINE)
+    repeated = rig.submit(claim, backend, 1, claim_id=MINE)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%check_out%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the first")
     connection.commit()
@@ -140,13 +138,13 @@ def test_the_end_and_a_renewal_never_both_happen(rig: Rig, backend: PostgresBack
 
 
 def test_a_renewal_that_waits_for_the_end_is_too_late(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     [ident] = post(backend)
     held = claim(backend, ttl=60.0)
     turn(rig, 59.0)
     rig.within(connection, "SELECT {schema}.release_claim(%s, %s)", QUEUE, held.id)
-    renewal = threads.submit(backend.claims.renew, QUEUE, held.id, ttl=600.0)
+    renewal = rig.submit(backend.claims.renew, QUEUE, held.id, ttl=600.0)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%prolong_claim%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the release")
     connection.commit()
@@ -418,13 +416,11 @@ def test_counts_that_are_kept_by_several_at_once_are_added_up(
 
 
 @pytest.mark.parametrize("way", ["release", "end"])
-def test_a_job_that_a_claim_gives_back_wakes_a_pool(
-    rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, way: str
-) -> None:
+def test_a_job_that_a_claim_gives_back_wakes_a_pool(rig: Rig, backend: PostgresBackend, way: str) -> None:
     backend.enqueue(a_job())
     held = claim(backend, ttl=60.0)
     ear = rig.listen()
-    found_one = threads.submit(rig.open().wait_any, [QUEUE], 30.0)
+    found_one = rig.submit(rig.open().wait_any, [QUEUE], 30.0)
     wait_until(lambda: bool(rig.ask("SELECT 1 FROM {schema}.sleepers")), what="the pool is asleep")
     if way == "release":
         backend.claims.release(QUEUE, held.id)

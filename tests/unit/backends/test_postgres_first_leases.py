@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -72,13 +71,13 @@ def test_a_fetch_without_its_queues_turn_gives_ordinary_leases(rig: Rig, backend
     assert (kinds(rig), fetches(rig)) == ((0, 0, 3), 0)
 
 
-def test_a_fetch_waits_for_its_queues_turn(rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor) -> None:
+def test_a_fetch_waits_for_its_queues_turn(rig: Rig, backend: PostgresBackend) -> None:
     rig.ask("ALTER FUNCTION {schema}.await_turn(text) SET lock_timeout = '30s'")
     backend.enqueue_many(numbered(6))
     other = rig.connect(autocommit=True)
     other.execute(_TURN, [f'"{rig.schema}"', QUEUE])
     assert len(backend.fetch_many(QUEUE, limit=2)) == 2  # it would give no first leases
-    fetch = threads.submit(backend.fetch_many, QUEUE, limit=4)
+    fetch = rig.submit(backend.fetch_many, QUEUE, limit=4)
     wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
     other.execute("SELECT pg_advisory_unlock_all()")
     assert len(fetch.result(30.0)) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -55,7 +54,7 @@ def test_a_first_run_whose_answer_is_lost_raises_and_is_not_sent_again(rig: Rig)
 )
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 def test_who_waited_for_another_sees_what_that_one_was_granted(
-    rig: Rig, backend: PostgresBackend, guards: Guards, answer: Begin, isolation: str, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, guards: Guards, answer: Begin, isolation: str
 ) -> None:
     """The second has begun before the first commits: what it saw at its beginning is out of date."""
     late = rig.open(timeout=PATIENCE, isolation=isolation)
@@ -63,7 +62,7 @@ def test_who_waited_for_another_sees_what_that_one_was_granted(
     late.ping()
     with rig.connect() as connection:
         in_transaction(rig, connection, first, guards)
-        waiting = threads.submit(begin, late, second, guards)
+        waiting = rig.submit(begin, late, second, guards)
         wait_until(lambda: turns_waited_for(rig), what="the second waits for its turn")
         connection.commit()
         assert waiting.result(PATIENCE).answer is answer
@@ -79,9 +78,9 @@ def in_transaction(rig: Rig, connection: Connection, lease: JobLease, guards: Gu
 
 def test_who_waited_gets_what_the_other_gave_up(rig: Rig, backend: PostgresBackend) -> None:
     first, second = new_leases(backend, 2)
-    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+    with rig.connect() as connection:
         in_transaction(rig, connection, first, LOCK)
-        waiting = threads.submit(begin, backend, second, LOCK)
+        waiting = rig.submit(begin, backend, second, LOCK)
         wait_until(lambda: turns_waited_for(rig), what="the second waits for its turn")
         connection.rollback()
         assert waiting.result(PATIENCE)
@@ -293,9 +292,9 @@ def test_a_place_that_was_taken_again_while_it_was_swept_stays(rig: Rig, backend
     backend.release(lease)
     [again] = backend.fetch_many(QUEUE, limit=1, ttl=300.0)
     rig.ask("UPDATE {schema}.holds SET until = 1")
-    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+    with rig.connect() as connection:
         in_transaction(rig, connection, again, LOCK)
-        swept = threads.submit(sweep, rig, 100)
+        swept = rig.submit(sweep, rig, 100)
         assert swept.result(PATIENCE) == 0  # it passes by what somebody has
         connection.commit()
     sweep(rig, 100)
@@ -341,10 +340,10 @@ def test_lines_written_at_once_are_all_there_and_in_each_ones_order(
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "among others"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_the_second_waits_for_the_first_and_is_told_its_id_if_it_commits(
-    rig: Rig, backend: PostgresBackend, connection: Connection, count: int, commits: bool, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection, count: int, commits: bool
 ) -> None:
     [first] = backend.enqueue_in(connection, [unique()])
-    second = threads.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
+    second = rig.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
     wait_until(lambda: rig.waits_for_another(), what="the second waits for the first")
     connection.commit() if commits else connection.rollback()
     told = second.result(PATIENCE)[-1]

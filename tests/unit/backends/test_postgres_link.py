@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
@@ -408,7 +407,7 @@ def test_what_is_interrupted_is_closed(rig: Rig) -> None:
     assert database.run("SELECT 1") == [(1,)]
 
 
-def test_a_connection_in_use_is_closed_when_its_user_is_done(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_a_connection_in_use_is_closed_when_its_user_is_done(rig: Rig) -> None:
     database = rig.database(application_name=rig.schema)
     inside, closed = threading.Event(), threading.Event()
 
@@ -417,7 +416,7 @@ def test_a_connection_in_use_is_closed_when_its_user_is_done(rig: Rig, threads: 
         inside.set()
         closed.wait(10.0)
 
-    worked = threads.submit(database.transaction, work)
+    worked = rig.submit(database.transaction, work)
     assert inside.wait(10.0)
     database.close()
     closed.set()

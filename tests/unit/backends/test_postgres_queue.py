@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import psycopg
@@ -51,7 +50,7 @@ def be_patient(rig: Rig) -> None:
 
 
 def test_a_settlement_that_is_repeated_while_the_first_is_under_way_is_answered_already(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     be_patient(rig)
     first, second = new_leases(backend, 2)
@@ -59,7 +58,7 @@ def test_a_settlement_that_is_repeated_while_the_first_is_under_way_is_answered_
     tickets = [backend.ticket(lease) for lease in (first, second)]
     given = [ticket[name] for name in ("queue", "seq", "holder") for ticket in tickets]
     assert rig.within(connection, sql, *given) == [("oo",)]
-    repeated = threads.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
+    repeated = rig.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
     wait_until(
         lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it meets the first"
     )
@@ -68,12 +67,12 @@ def test_a_settlement_that_is_repeated_while_the_first_is_under_way_is_answered_
 
 
 def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     backend.enqueue_many(numbered(6))
     sql = "SELECT id FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)"
     first = rig.within(connection, sql, QUEUE)
-    repeated = threads.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
+    repeated = rig.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
     wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
     connection.commit()
     leases = repeated.result(10.0)
@@ -83,10 +82,10 @@ def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
 
 
 def test_one_id_enqueued_twice_at_once_is_one_message(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     backend.enqueue_in(connection, [a_job("first", identifier="order-17")])
-    second = threads.submit(backend.enqueue_many, [a_job("second", identifier="order-17")] * 60)
+    second = rig.submit(backend.enqueue_many, [a_job("second", identifier="order-17")] * 60)
     wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
     connection.commit()
     second.result(10.0)
@@ -94,15 +93,15 @@ def test_one_id_enqueued_twice_at_once_is_one_message(
 
 
 def test_an_id_that_ends_while_it_is_enqueued_again_is_remembered(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     lease = new_lease(backend, identifier="order-17")
     ticket = backend.ticket(lease)
     sql = "SELECT {schema}.settle('c1', ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::bigint[])"
     assert rig.within(connection, sql, ticket["queue"], ticket["seq"], ticket["holder"]) == [("o",)]
-    one = threads.submit(backend.enqueue, a_job(identifier="order-17"))
-    few = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
-    many = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), *numbered(60)])
+    one = rig.submit(backend.enqueue, a_job(identifier="order-17"))
+    few = rig.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
+    many = rig.submit(backend.enqueue_many, [a_job(identifier="order-17"), *numbered(60)])
     wait_until(lambda: len(rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted")) == 3, what="all three wait")
     connection.commit()
     for enqueued in (one, few, many):
@@ -125,7 +124,7 @@ CREATE TRIGGER hold_up BEFORE UPDATE ON {schema}.messages FOR EACH STATEMENT EXE
 
 @pytest.mark.parametrize(("taken", "left"), [(3, [4, 5, 6]), (2, [3])], ids=["all", "some"])
 def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_waited_for(
-    rig: Rig, backend: PostgresBackend, connection: Connection, taken: int, left: list[int], threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection, taken: int, left: list[int]
 ) -> None:
     slow = rig.open(application_name="held up")
     backend.enqueue_many(numbered(7))
@@ -134,7 +133,7 @@ def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_w
     rig.ask(_HELD_UP)
     holding = rig.connect()
     holding.execute("SELECT pg_advisory_xact_lock(4711)")
-    held_up = threads.submit(slow.fetch_many, QUEUE, limit=3)
+    held_up = rig.submit(slow.fetch_many, QUEUE, limit=3)
     wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it has looked")
     sql = "SELECT id FROM {schema}.lease(%s, %s, 30000000, 'f1', 77)"
     assert len(rig.within(connection, sql, QUEUE, taken)) == taken
@@ -182,12 +181,12 @@ def test_a_message_that_somebody_else_has_locked_is_not_reaped(
 
 
 def test_a_settlement_waits_for_a_renewal_that_is_under_way(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     be_patient(rig)
     leases = new_leases(backend, 3)
     rig.within(connection, "SELECT FROM {schema}.messages FOR UPDATE")
-    settled = threads.submit(backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))])
+    settled = rig.submit(backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))])
     wait_until(lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it waits")
     connection.rollback()
     assert settled.result(10.0) == [Settled.OK] * 3

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -46,25 +45,24 @@ def test_the_first_job_of_all_may_come_this_way() -> None:
 
 def test_the_commit_wakes_whoever_waits(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
     took = []
-    with ThreadPoolExecutor(1) as threads:
-        for _ in range(3):
-            waits = rig.open()  # where a look finds the job first, the notification stays behind for the next wait
-            found = threads.submit(waits.wait_any, [QUEUE], 30.0)
-            wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
-            assert waits.wait_any([QUEUE], LOOK_INTERVAL_S) is None  # so long that it looks seldom
-            backend.enqueue_in(connection, [a_job()])
-            started = time.monotonic()
-            connection.commit()
-            assert found.result(10.0) == QUEUE
-            took.append(time.monotonic() - started)
-            assert len(backend.fetch_many(QUEUE, limit=5)) == 1
+    for _ in range(3):
+        waits = rig.open()  # where a look finds the job first, the notification stays behind for the next wait
+        found = rig.submit(waits.wait_any, [QUEUE], 30.0)
+        wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
+        assert waits.wait_any([QUEUE], LOOK_INTERVAL_S) is None  # so long that it looks seldom
+        backend.enqueue_in(connection, [a_job()])
+        started = time.monotonic()
+        connection.commit()
+        assert found.result(10.0) == QUEUE
+        took.append(time.monotonic() - started)
+        assert len(backend.fetch_many(QUEUE, limit=5)) == 1
     assert min(took) < LOOK_INTERVAL_S / 10
 
 
 def test_an_open_transaction_keeps_nobody_from_ringing(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+    found = rig.submit(backend.wait_any, [QUEUE], 30.0)
     wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
     backend.enqueue_in(connection, [a_job()])
     rig.open().enqueue(a_job())

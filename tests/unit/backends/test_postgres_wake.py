@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,10 +26,10 @@ SLACK = 0.5
 """Seconds that a busy machine may add."""
 
 
-def asleep(rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, *queues: str) -> Future[str | None]:
+def asleep(rig: Rig, backend: PostgresBackend, *queues: str) -> Future[str | None]:
     """A thread that waits for these queues, and has lain down."""
     backend.ping()
-    found = threads.submit(backend.wait_any, queues or (QUEUE,), 30.0)
+    found = rig.submit(backend.wait_any, queues or (QUEUE,), 30.0)
     wait_until(lambda: {row[0] for row in rig.ask("SELECT queue FROM {schema}.sleepers")} >= set(queues or (QUEUE,)))
     return found
 
@@ -45,11 +45,11 @@ def listeners(rig: Rig) -> list[int]:
     return [pid for (pid,) in rig.ask(sql, f'LISTEN "{channel(rig.schema)}"')]
 
 
-def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_an_enqueue_wakes_at_once(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
     delays = []
     for _ in range(15):
-        found = asleep(rig, backend, threads)
+        found = asleep(rig, backend)
         started = time.monotonic()
         producer.enqueue(a_job())
         assert found.result(10.0) == QUEUE
@@ -70,10 +70,10 @@ def test_nobody_rings_while_nobody_sleeps(rig: Rig, backend: PostgresBackend) ->
     assert [heard.payload for heard in ear.notifies(timeout=0.1)] == [QUEUE]
 
 
-def test_threads_that_wait_share_one_connection(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_threads_that_wait_share_one_connection(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
     queues = [f"queue-{number}" for number in range(6)]
-    found = [asleep(rig, backend, threads, queue) for queue in queues]
+    found = [asleep(rig, backend, queue) for queue in queues]
     assert len(listeners(rig)) == 1
     for queue, waiting in zip(reversed(queues), reversed(found), strict=True):
         started = Stopwatch()
@@ -83,9 +83,9 @@ def test_threads_that_wait_share_one_connection(rig: Rig, threads: ThreadPoolExe
     assert not any(waiting.running() for waiting in found)
 
 
-def test_a_listening_connection_that_breaks_is_replaced(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_a_listening_connection_that_breaks_is_replaced(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
-    found = asleep(rig, backend, threads)
+    found = asleep(rig, backend)
     [old] = wait_until(lambda: listeners(rig))
     rig.ask("SELECT pg_terminate_backend(%s, 5000)", old)
     [new] = wait_until(lambda: listeners(rig), what="another connection listens")
@@ -94,9 +94,9 @@ def test_a_listening_connection_that_breaks_is_replaced(rig: Rig, threads: Threa
     assert found.result(10.0) == QUEUE
 
 
-def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_what_came_while_nobody_listened_is_found(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
-    found = asleep(rig, backend, threads)
+    found = asleep(rig, backend)
     [old] = wait_until(lambda: listeners(rig))
     started = Stopwatch()
     rig.ask("SELECT pg_terminate_backend(%s)", old)
@@ -105,7 +105,7 @@ def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolE
     assert started.seconds() < LOOK_INTERVAL_S + SLACK
 
 
-def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig) -> None:
     """It looked just before we lay down, and commits just after we looked; however quiet it was before."""
     backend, other = rig.open(), rig.connect()
     took = []
@@ -114,7 +114,7 @@ def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: Thre
         rig.ask("DELETE FROM {schema}.sleepers")
         parameters = (f"late-{number}", QUEUE)
         other.execute(f"SELECT {rig.schema}.enqueue_one(%s, true, %s, 'report', 5::smallint, NULL, '')", parameters)
-        found = asleep(rig, backend, threads)
+        found = asleep(rig, backend)
         started = time.monotonic()
         other.commit()
         assert found.result(10.0) == QUEUE
@@ -140,9 +140,9 @@ def test_to_lie_down_waits_for_no_disk(rig: Rig, backend: PostgresBackend) -> No
     assert link.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
-def test_who_may_not_listen_finds_it_all_the_same(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_who_may_not_listen_finds_it_all_the_same(rig: Rig) -> None:
     backend, producer = rig.open(listen="no"), rig.open()
-    found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+    found = rig.submit(backend.wait_any, [QUEUE], 30.0)
     assert not found.done()
     started = Stopwatch()
     producer.enqueue(a_job())
@@ -151,13 +151,11 @@ def test_who_may_not_listen_finds_it_all_the_same(rig: Rig, threads: ThreadPoolE
     assert listeners(rig) == []
 
 
-def test_where_no_connection_is_left_to_listen_on_it_looks_at_intervals(
-    rig: Rig, threads: ThreadPoolExecutor, role: str
-) -> None:
+def test_where_no_connection_is_left_to_listen_on_it_looks_at_intervals(rig: Rig, role: str) -> None:
     rig.open().prepare()
     rig.ask(f'ALTER ROLE "{role}" CONNECTION LIMIT 1')
     rig.ask(f'GRANT ALL ON SCHEMA {{schema}} TO "{role}"; GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO "{role}"')
-    found = threads.submit(rig.open(base=rig.base(role)).wait_any, [QUEUE], 30.0)
+    found = rig.submit(rig.open(base=rig.base(role)).wait_any, [QUEUE], 30.0)
     rig.open().enqueue(a_job())
     assert found.result(10.0) == QUEUE
     assert listeners(rig) == []
@@ -220,7 +218,7 @@ def test_a_look_costs_little_though_its_first_were_at_empty_tables() -> None:
         assert min(took) < 0.005
 
 
-def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig) -> None:
     """Others take every message: this one must not look, and ring, a thousand times a second."""
     backend = rig.open()
     backend.prepare()
@@ -230,7 +228,7 @@ def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: 
             backend.wait_any([QUEUE], 30.0)
         return True
 
-    found = threads.submit(fetched)
+    found = rig.submit(fetched)
     wait_until(lambda: bool(rig.ask("SELECT queue FROM {schema}.sleepers")))
     bell = rig.connect(autocommit=True)
     rung, give_up = 0, time.monotonic() + 0.5
@@ -244,23 +242,21 @@ def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: 
     assert found.result(10.0)
 
 
-def test_who_is_notified_in_a_quiet_time_does_not_look_again(
-    rig: Rig, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_notified_in_a_quiet_time_does_not_look_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = rig.open()
-    found = asleep(rig, backend, threads, "mails", QUEUE)
+    found = asleep(rig, backend, "mails", QUEUE)
     monkeypatch.setattr(backend._waiter, "_look", lambda *_, **__: (None, 30.0))  # no look finds anything
     rig.open().enqueue(a_job())
     assert found.result(10.0) == QUEUE
 
 
 def test_who_found_what_it_was_notified_of_does_not_look_the_next_time_either(
-    rig: Rig, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, producer = rig.open(), rig.open()
     monkeypatch.setattr(wait, "_HOPEFUL_S", 60.0)
     for _ in range(3):
-        found = asleep(rig, backend, threads)
+        found = asleep(rig, backend)
         with monkeypatch.context() as blind:
             blind.setattr(backend._waiter, "_look", lambda *_, **__: (None, 30.0))  # no look finds anything
             producer.enqueue(a_job())
@@ -269,9 +265,9 @@ def test_who_found_what_it_was_notified_of_does_not_look_the_next_time_either(
 
 
 @pytest.mark.parametrize("listen", ["auto", "no"])
-def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: ThreadPoolExecutor, listen: str) -> None:
+def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, listen: str) -> None:
     backend = rig.open(listen=listen, application_name=rig.schema)
-    found = [threads.submit(backend.wait_any, [queue], 30.0) for queue in ("one", "two", "three")]
+    found = [rig.submit(backend.wait_any, [queue], 30.0) for queue in ("one", "two", "three")]
     wait_until(lambda: all(waiting.running() for waiting in found))
     wait_until(lambda: listen == "no" or listeners(rig), what="one listens")
     started = Stopwatch()
@@ -283,30 +279,30 @@ def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: Threa
     wait_until(lambda: rig.ask(count, rig.schema) == [(0,)], what="no connection is left")
 
 
-def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(own: Rig, threads: ThreadPoolExecutor) -> None:
+def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(own: Rig) -> None:
     backend, producer = own.open(timeout=1), own.open()
-    found = asleep(own, backend, threads)
+    found = asleep(own, backend)
     own.server.kill()
     error = found.exception(10.0)
     assert isinstance(error, BackendUnavailable)
     assert f"127.0.0.1:{own.server.port}" in str(error)
     own.server.start()
-    found = asleep(own, backend, threads)
+    found = asleep(own, backend)
     wait_until(lambda: listeners(own), limit=10.0, what="it listens again")
     producer.enqueue(a_job())
     assert found.result(10.0) == QUEUE
 
 
-def test_a_server_that_stands_still_is_told_in_time(own: Rig, threads: ThreadPoolExecutor) -> None:
+def test_a_server_that_stands_still_is_told_in_time(own: Rig) -> None:
     backend = own.open(timeout=0.5)
-    found = asleep(own, backend, threads)
+    found = asleep(own, backend)
     own.server.pause()
     started = Stopwatch()
     assert isinstance(found.exception(10.0), BackendUnavailable)
     assert started.seconds() < LOOK_INTERVAL_S + 0.5 + SLACK
     own.server.resume()
     own.open().enqueue(a_job())
-    assert threads.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE
+    assert own.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE
 
 
 def test_waiting_needs_no_thread_of_its_own(backend: PostgresBackend) -> None:
@@ -315,7 +311,7 @@ def test_waiting_needs_no_thread_of_its_own(backend: PostgresBackend) -> None:
     assert threading.active_count() == before
 
 
-def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig) -> None:
     backend = rig.open()
     backend.wait_any([QUEUE], 0.5)
     ear = listeners(rig)
@@ -325,7 +321,7 @@ def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig, threads
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    found = asleep(rig, backend, threads)
+    found = asleep(rig, backend)
     rig.open().enqueue(a_job())
     assert found.result(10.0) == QUEUE
     assert listeners(rig) == ear != []

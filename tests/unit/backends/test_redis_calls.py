@@ -71,21 +71,9 @@ def test_too_many_jobs_in_one_call_are_refused(rig: Rig, monkeypatch: pytest.Mon
     assert backend.stats(QUEUE).pending == 0
 
 
-def test_thousands_in_one_enqueue_fall_due_in_pieces(turned: Rig, backend: RedisBackend) -> None:
-    later = at(turned.server.now() + 5)
-    known = backend.enqueue_many([a_job(number, scheduled_at=later) for number in range(7000)])
-    turned.server.advance(5.0)
-    assert backend.stats(QUEUE).waiting == 7000
-    assert [message.id for message in backend.list_messages(MessageFilter(states=(State.WAITING,)), limit=5)] == known[
-        :5
-    ]
-    fetched = [lease.id for _ in range(8) for lease in take(backend, 1000)]
-    assert sorted(fetched) == sorted(known)
-
-
 def test_an_urgent_job_that_falls_due_after_thousands_comes_first(turned: Rig, backend: RedisBackend) -> None:
     soon, later = at(turned.server.now() + 5), at(turned.server.now() + 6)
-    backend.enqueue_many([a_job(number, scheduled_at=soon) for number in range(3000)])
+    backend.enqueue_many(numbered(3000, scheduled_at=soon))
     urgent = backend.enqueue(a_job(priority=0, scheduled_at=later))
     turned.server.advance(6.0)
     assert [lease.id for lease in take(backend)] == [urgent]
@@ -110,33 +98,6 @@ def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig, backend:
     for verb in Verb:
         assert backend._inspector._keys.run(BULK, [QUEUE], (verb.value, *seen)) == 0  # type: ignore[attr-defined]
     assert backend.stats(QUEUE).leased == 2
-
-
-def test_a_list_follows_many_priorities_and_states(backend: RedisBackend) -> None:
-    known = backend.enqueue_many(
-        [a_job(number, priority=number % 200, scheduled_at=at(4e9) if number % 3 else None) for number in range(600)]
-    )
-    backend.settle_many([(lease, Abandon("failed")) for lease in take(backend, 60)])
-    take(backend, 60)
-    seen: list[str] = []
-    after = None
-    while page := backend.list_messages(after=after, limit=77):
-        seen += [message.id for message in page]
-        after = page[-1].cursor
-    assert seen == known
-
-
-def test_more_leases_than_one_piece_are_listed_in_order(backend: RedisBackend) -> None:
-    known = backend.enqueue_many([a_job(number, priority=number % 3) for number in range(1200)])
-    take(backend, 1200)
-    where = MessageFilter(states=(State.LEASED,))
-    assert [message.id for message in backend.list_messages(where, limit=1000)] == known[:1000]
-    assert backend.count(where) == 1200
-
-
-def test_many_ids_are_found_in_one_call(backend: RedisBackend) -> None:
-    known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(1500)])
-    assert backend.count(MessageFilter(ids=tuple(known))) == 1500
 
 
 @pytest.mark.parametrize("lost", ["record", "body"])

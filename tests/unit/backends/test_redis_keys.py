@@ -187,22 +187,3 @@ def test_many_large_records_come_in_several_answers(rig: Rig, backend: RedisBack
     assert dict(backend.keys.list_records(SPACE)) == records
     assert (rig.commands() - before)["evalsha"] == 3
     assert listed(backend, after="003", limit=50) == [f"{number:03d}" for number in range(4, 54)]
-
-
-def test_thousands_of_records_are_listed_past_those_that_have_ended(turned: Rig, backend: RedisBackend) -> None:
-    backend.keys.put_records(SPACE, {f"a-{number:04d}": b"" for number in range(7000)}, 1.0)
-    turned.server.advance(1.0)
-    backend.keys.put_records(SPACE, {f"b-{number:04d}": b"" for number in range(1200)}, 100.0)
-    assert listed(backend) == [f"b-{number:04d}" for number in range(1000)]
-    assert len(listed(backend, limit=10_000)) == 1200
-    assert listed(backend, prefix="b-1", after="b-1197") == ["b-1198", "b-1199"]
-
-
-def test_a_call_of_more_lines_than_a_log_keeps_leaves_the_newest(rig: Rig, backend: RedisBackend) -> None:
-    lines = [(f"job-{number % 2}", str(number).encode()) for number in range(20_000)]
-    backend.keys.append_log(SPACE, lines, 3)
-    assert backend.keys.read_log(SPACE, "job-1") == [b"19999", b"19997", b"19995"]
-    backend.keys.append_log(SPACE, lines, 9000)
-    assert rig.call("LLEN", rig.key("log:job-0", SPACE)) == 9000
-    assert backend.keys.read_log(SPACE, "job-0", limit=2) == [b"19998", b"19996"]
-    assert backend.keys.list_logs(SPACE) == ["job-0", "job-1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from support.tables import row
 from support.waiting import wait_until
 
 from jobpool import Jobs, open_backend
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.packing import pack_all
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError, WriteRefused
@@ -31,6 +32,8 @@ from jobpool_backends.redis.connection import Endpoint, explain
 from jobpool_backends.redis.connections import Link, Script, ServerLink
 from jobpool_backends.shared import DeadCaps
 from jobpool_torture.network import Proxy
+
+Limited = tuple[Link, QueueBackend]
 
 PASSWORD = "hidden-from-all"
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
@@ -495,77 +498,78 @@ def test_a_password_that_is_no_text_is_refused() -> None:
     assert "12345" not in str(caught.value)
 
 
-@pytest.mark.parametrize("refused", ["EXISTS", "GET", "HDEL", "HSET", "PEXPIRE", "RPUSH", "SADD", "SET", "ZADD"])
-def test_callbacks_of_a_close_that_was_cut_short_come_when_that_is_repeated(start: Start, refused: str) -> None:
+@pytest.fixture
+def limited(start: Start, stack: ExitStack) -> Limited:
+    """A link of the administrator's, and a backend of user `few`."""
     server = start()
-    with linked(server) as link:
-        link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
-        backend = open_backend(server.url.replace("//", f"//few:{PASSWORD}@"))
-        parent = Jobs(backend=backend).batch(on_done=a_job({}))
-        batch = Jobs(backend=backend).batch(on_done=a_job({}), parent=parent)
-        parent.close()
-        link.call("ACL", "SETUSER", "few", f"-{refused}")
-        with suppress(ConfigurationError):
-            batch.close()
-        link.call("ACL", "SETUSER", "few", f"+{refused}")
-        for _ in range(2):
-            batch.close()
-        assert batch.status().has_ended
-        assert parent.status().has_ended
-        assert len(backend.fetch_many(QUEUE, limit=9)) == 2
-        backend.close()
+    link = stack.enter_context(linked(server))
+    link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
+    return link, stack.enter_context(closing(open_backend(server.url.replace("//", f"//few:{PASSWORD}@"))))
+
+
+@pytest.mark.parametrize("refused", ["EXISTS", "GET", "HDEL", "HSET", "PEXPIRE", "RPUSH", "SADD", "SET", "ZADD"])
+def test_callbacks_of_a_close_that_was_cut_short_come_when_that_is_repeated(limited: Limited, refused: str) -> None:
+    link, backend = limited
+    parent = Jobs(backend=backend).batch(on_done=a_job({}))
+    batch = Jobs(backend=backend).batch(on_done=a_job({}), parent=parent)
+    parent.close()
+    link.call("ACL", "SETUSER", "few", f"-{refused}")
+    with suppress(ConfigurationError):
+        batch.close()
+    link.call("ACL", "SETUSER", "few", f"+{refused}")
+    for _ in range(2):
+        batch.close()
+    assert batch.status().has_ended
+    assert parent.status().has_ended
+    assert len(backend.fetch_many(QUEUE, limit=9)) == 2
 
 
 TAKEN = ["DEL", "EXISTS", "HDEL", "HMGET", "HSET", "HSETNX", "RPUSH", "SADD", "SET", "ZADD", "ZREM", "ZREMRANGEBYRANK"]
 
 
 @pytest.mark.parametrize("refused", TAKEN)
-def test_no_job_is_lost_or_doubled_while_a_user_lacks_a_command(start: Start, refused: str) -> None:
+def test_no_job_is_lost_or_doubled_while_a_user_lacks_a_command(limited: Limited, refused: str) -> None:
     """Each call is made with the command taken away, and again once it is granted."""
-    server = start()
-    with linked(server) as link:
-        link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~*", "+@all")
-        backend = open_backend(server.url.replace("//", f"//few:{PASSWORD}@"))
+    link, backend = limited
 
-        def twice(call: Callable[[], Any]) -> Any:
-            link.call("ACL", "SETUSER", "few", f"-{refused}")
-            with suppress(ConfigurationError):
-                call()
-            link.call("ACL", "SETUSER", "few", f"+{refused}")
-            return call()
+    def twice(call: Callable[[], Any]) -> Any:
+        link.call("ACL", "SETUSER", "few", f"-{refused}")
+        with suppress(ConfigurationError):
+            call()
+        link.call("ACL", "SETUSER", "few", f"+{refused}")
+        return call()
 
-        [plain] = pack_all(backend, [a_job("plain")])
-        twice(lambda: backend._enqueue([plain]))
-        names = ["acked", "failed", "released", "late", "dead", "lost", "moved"]
-        for name in names:
-            job = a_job(name, identifier=name, idempotency_key=name, unique=True)
-            twice(partial(backend.enqueue, job))
-        backend.enqueue(a_job("due", identifier="due", scheduled_at=datetime.now(UTC) + timedelta(seconds=0.05)))
-        wait_until(lambda: backend.stats(QUEUE).delayed == 0)
-        leases = twice(lambda: backend._fetch(QUEUE, 20, 30.0, "one")) or backend.fetch_many(QUEUE, limit=20)
-        by_id = {lease.id: lease for lease in leases}
-        assert sorted(by_id) == sorted([plain.id, *names, "due"])
-        settlements: dict[str, Settlement] = {
-            plain.id: Release(0.0),
-            "acked": Ack((a_job("follow-up"),)),
-            "failed": Nack(0.0, "boom"),
-            "released": Release(0.0),
-            "late": Nack(0.05, "boom"),
-            "dead": Abandon("failed", "boom"),
-            "lost": Forfeit("SIGSEGV"),
-            "moved": Move("elsewhere"),
-            "due": Release(0.0),
-        }
-        twice(lambda: backend.settle_many([(by_id[name], settlement) for name, settlement in settlements.items()]))
-        twice(lambda: backend.reap(QUEUE, ReapPolicy(back_off=0.0)))
-        assert twice(lambda: backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RESUME)) <= 1
-        wait_until(lambda: backend.stats(QUEUE).delayed == 0)
-        twice(lambda: backend.claims.claim(QUEUE, limit=2, ttl=60.0, grace=60.0))
-        for held in backend.claims.list_claims(QUEUE, limit=9):
-            twice(partial(backend.claims.release, QUEUE, held.id))
-        found = [lease.id for queue in (QUEUE, "elsewhere") for lease in backend.fetch_many(queue, limit=20)]
-        kept = [ident for ident in found if ident in settlements]
-        assert sorted(kept) == sorted(set(settlements) - {"acked"})
-        assert len(found) == len(kept) + 1
-        assert sum(link.call("HLEN", f"jobpool:{{{queue}}}:body") for queue in (QUEUE, "elsewhere")) == len(found)
-        backend.close()
+    [plain] = pack_all(backend, [a_job("plain")])
+    twice(lambda: backend._enqueue([plain]))
+    names = ["acked", "failed", "released", "late", "dead", "lost", "moved"]
+    for name in names:
+        job = a_job(name, identifier=name, idempotency_key=name, unique=True)
+        twice(partial(backend.enqueue, job))
+    backend.enqueue(a_job("due", identifier="due", scheduled_at=datetime.now(UTC) + timedelta(seconds=0.05)))
+    wait_until(lambda: backend.stats(QUEUE).delayed == 0)
+    leases = twice(lambda: backend._fetch(QUEUE, 20, 30.0, "one")) or backend.fetch_many(QUEUE, limit=20)
+    by_id = {lease.id: lease for lease in leases}
+    assert sorted(by_id) == sorted([plain.id, *names, "due"])
+    settlements: dict[str, Settlement] = {
+        plain.id: Release(0.0),
+        "acked": Ack((a_job("follow-up"),)),
+        "failed": Nack(0.0, "boom"),
+        "released": Release(0.0),
+        "late": Nack(0.05, "boom"),
+        "dead": Abandon("failed", "boom"),
+        "lost": Forfeit("SIGSEGV"),
+        "moved": Move("elsewhere"),
+        "due": Release(0.0),
+    }
+    twice(lambda: backend.settle_many([(by_id[name], settlement) for name, settlement in settlements.items()]))
+    twice(lambda: backend.reap(QUEUE, ReapPolicy(back_off=0.0)))
+    assert twice(lambda: backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RESUME)) <= 1
+    wait_until(lambda: backend.stats(QUEUE).delayed == 0)
+    twice(lambda: backend.claims.claim(QUEUE, limit=2, ttl=60.0, grace=60.0))
+    for held in backend.claims.list_claims(QUEUE, limit=9):
+        twice(partial(backend.claims.release, QUEUE, held.id))
+    found = [lease.id for queue in (QUEUE, "elsewhere") for lease in backend.fetch_many(queue, limit=20)]
+    kept = [ident for ident in found if ident in settlements]
+    assert sorted(kept) == sorted(set(settlements) - {"acked"})
+    assert len(found) == len(kept) + 1
+    assert sum(link.call("HLEN", f"jobpool:{{{queue}}}:body") for queue in (QUEUE, "elsewhere")) == len(found)
