@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 import pytest
@@ -31,18 +31,17 @@ def documented() -> dict[str, str]:
     return {name: types.get(kind, kind) for name, kind in rows}
 
 
-def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> None:
+def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig, threads: ThreadPoolExecutor) -> None:
     backend = rig.open(dead_max=1)
     given = [f"order-{number}" for number in range(6)]
     backend.enqueue_many([*(a_job(identifier=ident) for ident in given), a_job(scheduled_at=at(2e9 * 2))])
     leases = take(backend, 5)
-    waiter = Thread(target=lambda: backend.wait_ended([leases[0].id, given[5]], 0.5))
-    waiter.start()
+    waiter = threads.submit(backend.wait_ended, [leases[0].id, given[5]], 0.5)
     wait_until(lambda: rig.call("EXISTS", rig.key("awaited")))
     kept = Ack(result=Kept(b"record", 60.0))
     backend.settle_many([(leases[0], kept), (leases[1], Abandon("failed", "boom")), (leases[2], Abandon("failed"))])
     backend.settle_many([(leases[3], Forfeit("SIGSEGV"))])
-    waiter.join()
+    waiter.result(10.0)
     backend.wait_ended([given[5]], 0.01)
     guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 9),))
     assert backend.keys.begin_many([(leases[4], guards)])[0]

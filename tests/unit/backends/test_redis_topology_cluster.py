@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +15,7 @@ from support.descriptors import open_descriptors
 from support.servers import fresh_name, shared_redis
 from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.stalls import Stopwatch
-from support.waiting import wait_until
+from support.waiting import patiently, wait_until
 
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
@@ -263,14 +263,6 @@ def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: 
             cluster.move(slot, target, source)
 
 
-def unless_away(call: Callable[[], object]) -> object:
-    """What comes of a call; None while the cluster does not answer."""
-    try:
-        return call()
-    except BackendUnavailable:
-        return None
-
-
 def bells(keys: list[str]) -> list[str]:
     """Keys beside these, in the same slots."""
     return [f"{key}:bell" for key in keys]
@@ -292,10 +284,9 @@ def test_a_replica_takes_over_from_a_master_that_is_gone(tmp_path_factory: pytes
             link.run(ADD, [some[0]], [1])
 
         for key in some:  # the others stop for a moment too, when they learn of it
-            wait_until(partial(unless_away, partial(link.run, ADD, [key], [1])), 30.0, "the replica has taken over")
-            told = partial(lambda key: int(link.call("GET", key)) >= 2, key)
-            wait_until(partial(unless_away, told), 30.0, "it tells what it has")
-        wait_until(lambda: unless_away(lambda: [link.wait_pop(bells(some), 0.01)]) == [None], 30.0, "no bell rings")
+            patiently(partial(link.run, ADD, [key], [1]))
+            assert int(patiently(partial(link.call, "GET", key))) >= 2
+        assert patiently(lambda: link.wait_pop(bells(some), 0.01)) is None
 
 
 def test_a_node_that_comes_back(tmp_path_factory: pytest.TempPathFactory) -> None:
