@@ -88,6 +88,9 @@ def test_delayed_and_due_messages_may_be_mixed(harness: Harness, backend: QueueB
     backend.enqueue_many([a_job(number, scheduled_at=at(moment)) for number, moment in enumerate(due)])
     stats = backend.stats(QUEUE)
     assert (stats.waiting, stats.delayed) == ((count + 1) // 2, count // 2)
+    if backend.capabilities.lists_live:
+        [first, *_] = backend.list_messages()
+        assert first.available_at == first.enqueued_at
 
 
 @pytest.mark.needs("keeps_place")
