@@ -156,6 +156,32 @@ def test_pages_follow_each_other_without_gap_or_repeat(backend: QueueBackend) ->
     assert seen == known
 
 
+@pytest.mark.needs("keeps_place")
+def test_pages_follow_many_priorities_and_states(harness: Harness, backend: QueueBackend) -> None:
+    later = at(harness.now() + 1000.0)
+    known = backend.enqueue_many(
+        [a_job(number, priority=number % 200, scheduled_at=later if number % 3 else None) for number in range(600)]
+    )
+    for lease in backend.fetch_many(QUEUE, limit=60):
+        backend.abandon(lease, "failed")
+    backend.fetch_many(QUEUE, limit=60)
+    seen: list[str] = []
+    after = None
+    while page := backend.list_messages(after=after, limit=77):
+        seen += ids(page)
+        after = page[-1].cursor
+    assert seen == known
+
+
+@pytest.mark.needs("keeps_place")
+def test_more_leases_than_a_page_are_listed_in_order(backend: QueueBackend) -> None:
+    known = backend.enqueue_many([a_job(number, priority=number % 3) for number in range(1200)])
+    backend.fetch_many(QUEUE, limit=1200)
+    where = MessageFilter(states=(State.LEASED,))
+    assert ids(backend.list_messages(where, limit=1000)) == known[:1000]
+    assert backend.count(where) == 1200
+
+
 @pytest.mark.spans
 @pytest.mark.needs("lists_live")
 def test_pages_of_a_filter_follow_each_other_too(backend: QueueBackend) -> None:
@@ -236,6 +262,13 @@ def test_a_filter_by_ids_finds_those(harness: Harness, backend: QueueBackend) ->
     where = MessageFilter(ids=wanted, states=(State.DEAD,), queue=QUEUE)
     assert ids(backend.list_messages(where)) == [known[State.DEAD]]
     assert backend.list_messages(MessageFilter(ids=wanted, queue="mails")) == []
+
+
+@pytest.mark.spans
+@pytest.mark.needs("keeps_place")
+def test_many_ids_are_found_in_one_call(backend: QueueBackend) -> None:
+    known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(1500)])
+    assert backend.count(MessageFilter(ids=tuple(known))) == 1500
 
 
 def test_age_counts_from_the_enqueue_and_for_a_dead_letter_from_its_death(

@@ -39,11 +39,30 @@ def test_a_smaller_priority_comes_sooner_and_within_one_the_enqueue_order_holds(
     assert payloads(backend) == ([4, 2, 5, 0, 3, 1, 6] if backend.capabilities.priorities else list(range(7)))
 
 
+@pytest.mark.needs("priorities")
+def test_every_priority_is_found_whenever_it_first_comes(backend: QueueBackend) -> None:
+    for number, priority in enumerate([5, 7, 255, 0, 6, 1, 5]):
+        backend.enqueue(a_job(number, priority=priority))
+        assert payloads(backend, 1) == [number]
+    backend.enqueue_many([a_job(priority, priority=priority) for priority in (200, 4, 6, 0, 255, 5)])
+    assert payloads(backend) == [0, 4, 5, 6, 200, 255]
+
+
 @pytest.mark.spans
 def test_queues_do_not_mix(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(1), a_job(2, queue="mails"), a_job(3)])
     assert payloads(backend) == [1, 3]
     assert payloads(backend, queue="mails") == [2]
+
+
+@pytest.mark.spans
+@pytest.mark.needs("makes_queues")
+def test_a_queue_may_be_called_null_and_a_limit_be_large(backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job(1, queue="null"), a_job(2, queue="NULL")])
+    leases = [lease for name in ("null", "NULL") for lease in backend.fetch_many(name, limit=2**40)]
+    assert [lease.envelope.payload for lease in leases] == [1, 2]
+    assert None not in backend.renew_many(leases, 30.0)
+    assert all(backend.settle_many([(lease, Ack()) for lease in leases]))
 
 
 def test_a_definition_without_a_queue_goes_to_default(backend: QueueBackend) -> None:
@@ -59,6 +78,31 @@ def test_a_scheduled_message_is_due_at_its_microsecond_and_not_before(harness: H
         assert backend.fetch_many(QUEUE, limit=1) == []
         harness.advance(harness.delayed(delay) - delay + harness.tick)
         assert len(backend.fetch_many(QUEUE, limit=1)) == 1, delay
+
+
+@pytest.mark.needs("exact_stats")
+@pytest.mark.parametrize("count", [1, 2, 200])
+def test_delayed_and_due_messages_may_be_mixed(harness: Harness, backend: QueueBackend, count: int) -> None:
+    due = [harness.now() + 60.0 * (number % 2) for number in range(count)]
+    backend.enqueue_many([a_job(number, scheduled_at=at(moment)) for number, moment in enumerate(due)])
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed) == ((count + 1) // 2, count // 2)
+    if backend.capabilities.lists_live:
+        [first, *_] = backend.list_messages()
+        assert first.available_at == first.enqueued_at
+
+
+@pytest.mark.needs("keeps_place")
+def test_thousands_that_fall_due_together_all_come(harness: Harness, backend: QueueBackend) -> None:
+    known = backend.enqueue_many(numbered(7000, scheduled_at=at(harness.now() + 5)))
+    urgent = backend.enqueue(a_job(priority=0))
+    harness.advance(5.0)
+    assert backend.stats(QUEUE).waiting == 7001
+    waiting = backend.list_messages(MessageFilter(states=(State.WAITING,)), limit=5)
+    assert [message.id for message in waiting] == known[:5]
+    fetched = [lease.id for _ in range(8) for lease in backend.fetch_many(QUEUE, limit=1000)]
+    assert fetched[0] == urgent
+    assert sorted(fetched) == sorted([urgent, *known])
 
 
 def test_a_time_in_the_past_means_now(harness: Harness, backend: QueueBackend) -> None:
@@ -119,6 +163,19 @@ def test_an_id_that_was_given_and_deleted_is_remembered_too(backend: QueueBacken
     assert backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE) == 1
     backend.enqueue(a_job(identifier="order-17"))
     assert payloads(backend) == []
+
+
+@pytest.mark.needs("known_ids")
+@pytest.mark.parametrize("count", [1, 2, 50, 200])
+def test_a_known_id_is_left_alone_among_any_number_of_others(backend: QueueBackend, count: int) -> None:
+    backend.ack(new_lease(backend, identifier="gone", queue="mails"))
+    backend.enqueue(a_job("live", identifier="live"))
+    even, odd = numbered(count)[1::2], numbered(count)[2::2]
+    for ident in ("live", "gone"):
+        backend.enqueue_many([*even, a_job("again", identifier=ident), *odd])
+    backend.enqueue_many([a_job("twice", identifier="twice"), *even, *odd, a_job("again", identifier="twice")])
+    others = [job.payload for job in even + odd]
+    assert payloads(backend, 1000) == ["live", *others * 2, "twice", *others]
 
 
 def test_a_second_message_under_an_id_is_not_the_first(harness: Harness, backend: QueueBackend) -> None:

@@ -13,6 +13,7 @@ from support.jobs import QUEUE, a_job, new_lease
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import NewBatch
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, LeaseLost
 from jobpool.message.guards import Guards
@@ -243,3 +244,43 @@ def test_unique_jobs_in_a_transaction_are_there_with_its_commit(backend: QueueBa
     connection.commit()
     assert backend.enqueue(UNIQUE) == ident
     assert backend.stats(QUEUE).waiting == 2
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+def progress(backend: QueueBackend) -> tuple[int, int]:
+    """How many members the batch has, and how many have succeeded."""
+    batch = backend.batches.get("batch")
+    assert batch is not None
+    return batch.total, batch.succeeded
+
+
+def test_a_member_ends_with_the_commit_and_the_callback_comes_once(
+    harness: Harness, backend: QueueBackend, connection: Any
+) -> None:
+    done = backend.pack(a_job("done", queue="done"))
+    backend.batches.open(NewBatch("batch", on_done=done))
+    lease = new_lease(backend, batch="batch")
+    backend.batches.close("batch")
+    harness.ack_within(connection, backend.ticket(lease))
+    connection.rollback()
+    assert progress(backend) == (1, 0)
+    for _ in range(2):
+        harness.ack_within(connection, backend.ticket(lease))
+    assert (progress(backend), backend.stats("done").pending) == ((1, 0), 0)
+    connection.commit()
+    assert (progress(backend), backend.stats("done").waiting) == ((1, 1), 1)
+    assert backend.ack(lease) is Settled.ALREADY
+    assert backend.stats("done").waiting == 1
+
+
+def test_members_join_with_the_commit(backend: QueueBackend, connection: Any) -> None:
+    backend.batches.open(NewBatch("batch"))
+    backend.enqueue_in(connection, [a_job(batch="batch"), a_job(batch="batch")])
+    assert progress(backend) == (0, 0)
+    connection.commit()
+    assert progress(backend) == (2, 0)
+    backend.enqueue_in(connection, [a_job(batch="batch")])
+    connection.rollback()
+    assert progress(backend) == (2, 0)

@@ -132,6 +132,15 @@ def test_two_thousand_at_once(keys: KeyStore) -> None:
     assert names(keys) == ["00000"]
 
 
+def test_many_are_listed_past_thousands_that_have_ended(harness: Harness, keys: KeyStore) -> None:
+    keys.put_records(SPACE, {f"a-{number:04d}": b"" for number in range(7000)}, 1.0)
+    harness.advance(1.0)
+    keys.put_records(SPACE, {f"b-{number:04d}": b"" for number in range(1200)}, 100.0)
+    assert names(keys) == [f"b-{number:04d}" for number in range(1000)]
+    assert len(names(keys, limit=10_000)) == 1200
+    assert names(keys, prefix="b-1", after="b-1197") == ["b-1198", "b-1199"]
+
+
 @pytest.mark.above
 def test_what_is_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore) -> None:
     calls: dict[str, list[Callable[[], object]]] = {
@@ -196,6 +205,16 @@ def test_the_newest_lines_are_read_first_and_only_so_many_stay(harness: Harness,
     assert lines(keys, limit=100) == [b"49", b"48", b"47"]
     keys.append_log(SPACE, [("report", b"50"), ("report", b"51")], 10)
     assert lines(keys) == [b"51", b"50", b"49", b"48", b"47"], "it may grow again"
+
+
+def test_a_call_of_more_lines_than_a_log_keeps_leaves_the_newest(keys: KeyStore) -> None:
+    many = [(f"job-{number % 2}", str(number).encode()) for number in range(20_000)]
+    keys.append_log(SPACE, many, 3)
+    assert keys.read_log(SPACE, "job-1") == [b"19999", b"19997", b"19995"]
+    keys.append_log(SPACE, many, 9000)
+    assert keys.read_log(SPACE, "job-0", limit=2) == [b"19998", b"19996"]
+    assert len(keys.read_log(SPACE, "job-0", limit=10_000)) == 9000
+    assert keys.list_logs(SPACE) == ["job-0", "job-1"]
 
 
 @pytest.mark.spans

@@ -19,10 +19,9 @@ class Authority:
         subject = ("-subj", "/CN=An authority of a test", "-addext", "keyUsage=critical,keyCertSign")
         _openssl("req", "-x509", *KEY, "-keyout", self._key, "-out", self.ca_file, *subject, "-days", "2")
 
-    def server_context(self, *names: str, days: int = 2) -> ssl.SSLContext:
-        """For a server whose certificate holds these names (`DNS:a.test`, `IP:127.0.0.1`), for so many days."""
-        stem = names[0].replace(":", "_")
-        key, certificate = self._folder / f"{stem}.key", self._folder / f"{stem}.pem"
+    def sign(self, stem: str, *names: str, days: int = 2) -> tuple[Path, Path]:
+        """A certificate that holds these names (`DNS:a.test`, `IP:127.0.0.1`), for so many days, and its key."""
+        certificate, key = self._folder / f"{stem}.pem", self._folder / f"{stem}.key"
         extension = ("-addext", f"subjectAltName={','.join(names)}", "-addext", "basicConstraints=CA:FALSE")
         signer = ("-CA", self.ca_file, "-CAkey", self._key)
         subject = ("-subj", "/CN=common.test")
@@ -30,8 +29,12 @@ class Authority:
             *("req", "-x509", *KEY, "-keyout", key, "-out", certificate, *subject),
             *(*extension, *signer, "-days", str(days)),
         )
+        return certificate, key
+
+    def server_context(self, *names: str, days: int = 2) -> ssl.SSLContext:
+        """For a server with such a certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(*self.sign(names[0].replace(":", "_"), *names, days=days))
         return context
 
 

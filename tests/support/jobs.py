@@ -1,4 +1,4 @@
-"""Small builders of definitions, and of a lease."""
+"""Small builders of definitions, and of leases."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def numbered(count: int, **fields: Any) -> list[JobDefinition]:
     return [a_job(number, **fields) for number in range(count)]
 
 
+def unique(key: str = "order-17", **fields: Any) -> JobDefinition:
+    """One of which there is but one."""
+    return a_job(unique=True, idempotency_key=key, **fields)
+
+
 def at(unix_time: float) -> datetime:
     """A Unix time as `scheduled_at` takes it, to the microsecond."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=round(unix_time * 1e6))
@@ -37,3 +42,11 @@ def new_lease(
     [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
     assert lease.id == ident
     return lease
+
+
+def new_leases(backend: QueueBackend, count: int, *, ttl: float = 300.0, **fields: Any) -> list[JobLease]:
+    """So many new jobs, leased; no other waits before them."""
+    backend.enqueue_many(numbered(count, **fields))
+    leases = backend.fetch_many(QUEUE, limit=count, ttl=ttl)
+    assert len(leases) == count
+    return leases

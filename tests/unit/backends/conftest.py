@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import psycopg
 import pytest
 import redis_rig
 from beanstalk_clients import Clients
-from postgres_explained import Explained
+from postgres_explained import Explained, explained
 from postgres_rig import PATIENCE, Rig
-from support.servers import shared_redis
+from support.servers import RedisServer, shared_redis
 
 from jobpool.clock import ManualClock
 from jobpool_backends.postgres import PostgresBackend
@@ -46,25 +48,56 @@ def open_sqlite(path: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def rig(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A `Rig`, of the kind that the test's module imports."""
-    with request.module.Rig() as rig:
-        yield rig
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
 
 
 @pytest.fixture
-def turned() -> Iterator[redis_rig.Rig]:
+def stack(threads: ThreadPoolExecutor) -> Iterator[ExitStack]:
+    """Closes what a test has opened. Threads that wait for that end behind it."""
+    del threads
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def rig(request: pytest.FixtureRequest, stack: ExitStack) -> Any:
+    """A `Rig`, of the kind that the test's module imports."""
+    return stack.enter_context(request.module.Rig())
+
+
+@pytest.fixture
+def turned(stack: ExitStack) -> redis_rig.Rig:
     """On a Redis whose clock stands still."""
     server = shared_redis(turned=True)
     server.flush()
-    with redis_rig.Rig(server) as rig:
-        yield rig
+    return stack.enter_context(redis_rig.Rig(server))
 
 
 @pytest.fixture
-def backend(rig: Any) -> PostgresBackend:
-    """Of Postgres."""
-    backend: PostgresBackend = rig.open(timeout=PATIENCE)
+def start(stack: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> redis_rig.Start:
+    """Starts servers of Redis, and ends them."""
+
+    def start_one(**config: str) -> RedisServer:
+        directives = {name.replace("_", "-"): value for name, value in config.items()}
+        return stack.enter_context(RedisServer(tmp_path_factory.mktemp("redis"), config=directives))
+
+    return start_one
+
+
+@pytest.fixture
+def full(stack: ExitStack, tmp_path: Path) -> redis_rig.Rig:
+    """On a Redis of its own, whose memory may be full and whose clock stands still."""
+    server = stack.enter_context(RedisServer(tmp_path / "full", turned=True))
+    return stack.enter_context(redis_rig.Rig(server))
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Of the rig that the test asks for, prepared."""
+    rig = request.getfixturevalue("turned" if "turned" in request.fixturenames else "rig")
+    backend = rig.open(timeout=PATIENCE)
     backend.prepare()
     return backend
 
@@ -75,6 +108,23 @@ def connection(rig: Any, backend: PostgresBackend) -> psycopg.Connection[Any]:
     del backend
     connection: psycopg.Connection[Any] = rig.connect()
     return connection
+
+
+@pytest.fixture
+def role(rig: Any) -> Iterator[str]:
+    """A user of Postgres who may do nothing yet; SQL has to quote the name."""
+    name = f"user-of-{rig.schema}"
+    rig.ask(f'CREATE ROLE "{name}" LOGIN')
+    yield name
+    rig.ask(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[Explained]:
+    """A Postgres schema, new for the test's module."""
+    with Rig(new=True) as rig:
+        rig.open().prepare()
+        yield explained(rig)
 
 
 @pytest.fixture(scope="module")

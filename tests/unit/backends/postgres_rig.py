@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import psycopg
@@ -15,6 +16,9 @@ from support.servers import PostgresServer, fresh_name, shared_postgres
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.wait import channel
+
+T = TypeVar("T")
 
 PATIENCE = 30
 """Seconds that a busy machine may take for a statement."""
@@ -37,6 +41,7 @@ class Rig:
         self._taken = None if server or new else take_schema()
         self._superuser = self._taken.superuser if self._taken else Superuser(self.server)
         self.schema = self._taken.name if self._taken else fresh_name()
+        self._threads = ThreadPoolExecutor(8)
         self._opened: list[PostgresBackend | Database | psycopg.Connection[TupleRow]] = []
 
     def url(self, options: Mapping[str, object] | None = None, *, base: str | None = None) -> str:
@@ -49,6 +54,10 @@ class Rig:
         found = {"schema": self.schema, **patient, **options}
         query = "&".join(f"{name}={quote(str(value))}" for name, value in found.items())
         return f"{base or self.server.url()}?{query}"
+
+    def base(self, user: str) -> str:
+        """The server's address for another user."""
+        return f"postgresql://{user}@{self.server.host}:{self.server.port}/postgres"
 
     def open(self, base: str | None = None, isolation: str | None = None, **options: object) -> PostgresBackend:
         """A backend; closed at the end. `isolation`: the default level of its sessions."""
@@ -71,9 +80,19 @@ class Rig:
         self._opened.append(connection)
         return connection
 
+    def listen(self) -> psycopg.Connection[TupleRow]:
+        """A connection that hears what sleepers of the schema are told."""
+        ear = self.connect(autocommit=True)
+        ear.execute(f'LISTEN "{channel(self.schema)}"')
+        return ear
+
     def ask(self, sql: str, *parameters: object) -> list[TupleRow]:
         """What the superuser is told, in a transaction of its own. `{schema}` stands for the schema's quoted name."""
         return self._superuser.ask(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
+
+    def submit(self, work: Callable[..., T], *arguments: object, **named: object) -> Future[T]:
+        """Have a thread do this; it ends when the backends are closed, at the latest."""
+        return self._threads.submit(work, *arguments, **named)
 
     def within(self, connection: psycopg.Connection[TupleRow], sql: str, *parameters: object) -> list[TupleRow]:
         """What this connection is told, in the transaction that is open on it."""
@@ -89,6 +108,10 @@ class Rig:
         """Let the floor follow at once, so that few messages are enough."""
         self.rewrite("step_floor", "head.floor + 1000", f"head.floor + {step}")
 
+    def waits_for_another(self) -> bool:
+        """Whether a session waits for the end of another one's transaction."""
+        return bool(self.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'"))
+
     def dead_locks(self) -> int:
         """How many the server has ended in this database, those of sessions that are closed at least."""
         [(count,)] = self.ask("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
@@ -99,6 +122,7 @@ class Rig:
             self._taken.take_connections()
         for opened in self._opened:
             opened.close()
+        self._threads.shutdown()
         if self._taken:
             give_back(self._taken)
             self._taken = None
@@ -115,21 +139,13 @@ class Rig:
 
 
 def together(count: int, work: Callable[[int], object]) -> None:
-    """Do `work(number)` in so many threads at once; what one of them raised."""
-    failures: list[BaseException] = []
+    """Do `work(number)` in so many threads at once; raise what one of them raised."""
     start = threading.Barrier(count)
 
     def run(number: int) -> None:
-        try:
-            start.wait(10.0)
-            work(number)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
+        start.wait(10.0)
+        work(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(count) as threads:
+        for future in [threads.submit(run, number) for number in range(count)]:
+            future.result(60.0)

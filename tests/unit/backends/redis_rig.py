@@ -18,6 +18,9 @@ from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.keyspace import KeyNames
 from jobpool_torture.network import Proxy
 
+Start = Callable[..., RedisServer]
+"""Starts a server with these directives of redis.conf."""
+
 
 class Rig:
     """One prefix, and all that opens connections; a context manager that closes everything.

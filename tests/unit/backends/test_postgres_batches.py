@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,14 +12,13 @@ import psycopg
 import pytest
 from postgres_explained import check_plans, explained
 from postgres_rig import Rig, together
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, new_leases, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.packing import pack
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.in_transaction import ack
@@ -36,12 +34,6 @@ def opened(backend: PostgresBackend, ident: str = BATCH, parent: str | None = No
     backend.batches.open(NewBatch(ident, parent, on_done=done))
 
 
-def leased(backend: PostgresBackend, count: int, batch: str | None = BATCH) -> list[JobLease]:
-    """New members, leased; no other message waits in their queue."""
-    backend.enqueue_many(numbered(count, batch=batch))
-    return backend.fetch_many(QUEUE, limit=count, ttl=100.0)
-
-
 def counts(backend: PostgresBackend, ident: str = BATCH) -> tuple[int, int, int, int]:
     found = backend.batches.get(ident)
     assert found is not None
@@ -52,36 +44,10 @@ def callbacks(backend: PostgresBackend) -> list[str]:
     return [message.id for message in backend.list_messages(MessageFilter(queue=DONE))]
 
 
-def waits(rig: Rig) -> bool:
-    """Whether a session waits for the end of another one's transaction."""
-    return bool(rig.ask("SELECT pid FROM pg_stat_activity WHERE wait_event = 'transactionid'"))
-
-
-# --- in a transaction of the caller's own --------------------------------------------------------------------
-
-
-def test_an_own_ack_counts_when_it_commits(rig: Rig, backend: PostgresBackend) -> None:
-    opened(backend)
-    [lease] = leased(backend, 1)
-    backend.batches.close(BATCH)
-    connection = rig.connect()
-    ack(connection, backend.ticket(lease))
-    connection.rollback()
-    assert counts(backend) == (1, 0, 0, 0)
-    ack(connection, backend.ticket(lease))
-    ack(connection, backend.ticket(lease))
-    assert counts(backend) == (1, 0, 0, 0)
-    assert callbacks(backend) == []
-    connection.commit()
-    assert counts(backend) == (1, 1, 0, 0)
-    assert callbacks(backend) == [f"{BATCH}:done"]
-    assert backend.ack(lease) is Settled.ALREADY
-
-
 def test_a_member_that_acks_itself_brings_another(rig: Rig, backend: PostgresBackend) -> None:
     """Until the commit, in which the batch would end, that has joined."""
     opened(backend)
-    [lease] = leased(backend, 1)
+    lease = new_lease(backend, batch=BATCH)
     backend.batches.close(BATCH)
     with rig.connect() as connection:
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as some callers do, to learn of their own violations
@@ -91,18 +57,6 @@ def test_a_member_that_acks_itself_brings_another(rig: Rig, backend: PostgresBac
     [last] = backend.fetch_many(QUEUE, limit=2)
     assert backend.ack(last)
     assert callbacks(backend) == [f"{BATCH}:done"]
-
-
-def test_jobs_join_in_the_callers_transaction(rig: Rig, backend: PostgresBackend) -> None:
-    opened(backend)
-    with rig.connect() as connection:
-        backend.enqueue_in(connection, numbered(3, batch=BATCH))
-        assert counts(backend)[0] == 0
-    assert counts(backend)[0] == 3
-    connection = rig.connect()
-    backend.enqueue_in(connection, numbered(3, batch=BATCH))
-    connection.rollback()
-    assert counts(backend)[0] == 3
 
 
 def test_a_batch_that_is_not_open_undoes_the_callers_transaction(rig: Rig, backend: PostgresBackend) -> None:
@@ -125,28 +79,24 @@ def test_ends_of_one_batch_wait_for_an_own_transaction_and_those_of_others_do_no
 ) -> None:
     opened(backend)
     opened(backend, "other")
-    first, second = leased(backend, 2)
-    [other] = leased(backend, 1, "other")
-    [none] = leased(backend, 1, None)
+    first, second = new_leases(backend, 2, batch=BATCH)
+    other = new_lease(backend, batch="other")
+    none = new_lease(backend)
     backend.batches.close(BATCH)
     connection = rig.connect()
     ack(connection, backend.ticket(first))
     assert rig.open(timeout=2).settle_many([(other, Ack()), (none, Ack())]) == [Settled.OK] * 2
     assert counts(backend) == (2, 0, 0, 0)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(backend.ack, second)
-        wait_until(lambda: waits(rig), what="it waits")
-        connection.commit()
-        assert waiting.result(30.0) is Settled.OK
+    waiting = rig.submit(backend.ack, second)
+    wait_until(rig.waits_for_another, what="it waits")
+    connection.commit()
+    assert waiting.result(30.0) is Settled.OK
     assert callbacks(backend) == [f"{BATCH}:done"]
-
-
-# --- at the commit -------------------------------------------------------------------------------------------
 
 
 def test_a_callback_that_cannot_be_added_undoes_the_end_of_the_last_member(rig: Rig, backend: PostgresBackend) -> None:
     opened(backend)
-    [lease] = leased(backend, 1)
+    lease = new_lease(backend, batch=BATCH)
     backend.batches.close(BATCH)
     rig.ask(f"ALTER TABLE {{schema}}.messages ADD CONSTRAINT never CHECK (queue <> '{DONE}')")
     with pytest.raises(psycopg.errors.CheckViolation):
@@ -186,11 +136,11 @@ def test_a_dead_lock_is_ended_and_the_step_tried_again(rig: Rig, backend: Postgr
     for name in ("a", "b"):
         opened(backend, name)
     joined = 0
-    with rig.connect(autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
+    with rig.connect(autocommit=True) as connection:
         with connection.transaction():
             backend.enqueue_in(connection, [a_job(batch="b")])
-            waiting = threads.submit(rig.open(timeout=60).enqueue_many, [a_job(batch="a"), a_job(batch="b")])
-            wait_until(lambda: waits(rig), what="it waits")
+            waiting = rig.submit(rig.open(timeout=60).enqueue_many, [a_job(batch="a"), a_job(batch="b")])
+            wait_until(rig.waits_for_another, what="it waits")
             with suppress(psycopg.errors.DeadlockDetected), connection.transaction():
                 backend.enqueue_in(connection, [a_job(batch="a")])
                 joined = 1
@@ -200,32 +150,26 @@ def test_a_dead_lock_is_ended_and_the_step_tried_again(rig: Rig, backend: Postgr
 
 def test_the_end_wakes_those_who_wait_for_the_callback_and_for_the_batch(rig: Rig, backend: PostgresBackend) -> None:
     opened(backend)
-    [lease] = leased(backend, 1)
+    lease = new_lease(backend, batch=BATCH)
     backend.batches.close(BATCH)
     assert rig.ask("SELECT {schema}.await_ends(%s)", [BATCH]) == [(False,)]
-    with ThreadPoolExecutor(2) as threads:
-        callback = threads.submit(rig.open().wait_any, [DONE], 30.0)
-        end = threads.submit(rig.open().wait_ended, [BATCH], 30.0)
-        wanted = {(DONE,), (f"={BATCH}",)}
-        wait_until(lambda: set(rig.ask("SELECT queue FROM {schema}.sleepers")) >= wanted, what="they sleep")
-        backend.ack(lease)
-        assert callback.result(30.0) == DONE
-        end.result(30.0)
+    callback = rig.submit(rig.open().wait_any, [DONE], 30.0)
+    end = rig.submit(rig.open().wait_ended, [BATCH], 30.0)
+    wanted = {(DONE,), (f"={BATCH}",)}
+    wait_until(lambda: set(rig.ask("SELECT queue FROM {schema}.sleepers")) >= wanted, what="they sleep")
+    backend.ack(lease)
+    assert callback.result(30.0) == DONE
+    end.result(30.0)
     assert rig.ask("SELECT {schema}.await_ends(%s)", [BATCH]) == [(True,)]
-
-
-# --- the rows ------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_whose_row_was_deleted_by_hand_ends_nobodys_step(rig: Rig, backend: PostgresBackend) -> None:
     opened(backend)
-    leases = leased(backend, 2)
+    leases = new_leases(backend, 2, batch=BATCH)
     rig.ask("DELETE FROM {schema}.batches")
     assert backend.settle_many([(leases[0], Ack()), (leases[1], Abandon("failed"))]) == [Settled.OK] * 2
     assert backend.batches.get(BATCH) is None
 
-
-# --- what they cost ------------------------------------------------------------------------------------------
 
 MANY = """
 INSERT INTO {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body,

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from support.servers.postgres_server import DURABLE
 from support.servers.process import as_user
 from support.waiting import wait_until
 
-from jobpool.broker.finding import Level, cautions_of
+from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.postgres.checks import diagnose, server_time
+from jobpool_backends.postgres.checks import diagnose
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
 
@@ -37,9 +38,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]
 
 
 @pytest.fixture
-def rig(server: PostgresServer) -> Iterator[Rig]:
-    with Rig(server) as rig:
-        yield rig
+def rig(server: PostgresServer, stack: ExitStack) -> Rig:
+    return stack.enter_context(Rig(server))
 
 
 def test_a_setting_of_the_user_is_told(rig: Rig) -> None:
@@ -84,19 +84,23 @@ def test_a_setting_of_the_server_is_told(rig: Rig, setting: str, told: str) -> N
     assert told in caution
 
 
+def long_ones(database: Database) -> list[Finding]:
+    """What is bad, where a transaction is long after 0.2 seconds."""
+    return [found for found in diagnose(database, long_transaction=0.2) if found.is_bad]
+
+
 def test_a_transaction_that_is_open_for_long_is_told_with_who_holds_it(rig: Rig) -> None:
     database = rig.database()
     holder = rig.connect()
     holder.execute("SELECT 1")
     assert cautions(database) == []
-    wait_until(lambda: [f for f in diagnose(database, long_transaction=0.2) if f.is_bad], what="it is told")
-    [finding] = [found for found in diagnose(database, long_transaction=0.2) if found.is_bad]
+    [finding] = wait_until(lambda: long_ones(database), what="it is told")
     assert finding.level is Level.PROBLEM
     pid = holder.info.backend_pid
     assert str(finding).startswith(f"session {pid} of user postgres has had a transaction open for ")
     assert "(idle in transaction): nothing that died since can be swept" in str(finding)
     rig.ask(f"SELECT pg_terminate_backend({pid})")
-    wait_until(lambda: not [f for f in diagnose(database, long_transaction=0.2) if f.is_bad], what="it is gone")
+    wait_until(lambda: not long_ones(database), what="it is gone")
 
 
 def test_a_prepared_transaction_that_nobody_ended_is_told(tmp_path: Path) -> None:
@@ -107,34 +111,26 @@ def test_a_prepared_transaction_that_nobody_ended_is_told(tmp_path: Path) -> Non
         holder.execute("CREATE TABLE of_the_app (number integer)")
         holder.tpc_prepare()
         holder.close()
-        wait_until(lambda: [f for f in diagnose(database, long_transaction=0.2) if f.is_bad], what="it is told")
-        [finding] = [found for found in diagnose(database, long_transaction=0.2) if found.is_bad]
+        [finding] = wait_until(lambda: long_ones(database), what="it is told")
         assert finding.found.startswith("user postgres has had transaction 'two'' phases' open for ")
         assert "ROLLBACK PREPARED 'two'' phases'" in finding.mend
         assert cautions(database) == []
 
 
-def test_row_level_security_is_told_to_a_user_whose_rows_it_hides(rig: Rig) -> None:
+def test_row_level_security_is_told_to_a_user_whose_rows_it_hides(rig: Rig, role: str) -> None:
     rig.open().prepare()
-    user, schema = f"rows_{rig.schema}", rig.schema
-    rig.ask(f"CREATE ROLE {user} LOGIN")
-    try:
-        rig.ask(f"GRANT USAGE ON SCHEMA {schema} TO {user}")
-        rig.ask(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}")
-        base = f"postgresql://{user}@{rig.server.host}:{rig.server.port}/postgres"
-        database = rig.database(base=base)
-        assert cautions(database) == []
-        for table in ("messages", "sleepers"):
-            rig.ask(f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY")
-        [told] = cautions(database)
-        assert told.startswith(f"row level security may hide rows of {schema}.messages, {schema}.sleepers from")
-        assert cautions(rig.database()) == [], "the owner sees all"
-        rig.ask("ALTER TABLE {schema}.migrations ENABLE ROW LEVEL SECURITY")
-        with pytest.raises(ConfigurationError, match="shows this user no row: turn off row level security"):
-            rig.database(base=base).prepare()
-    finally:
-        rig.ask(f"DROP OWNED BY {user}")
-        rig.ask(f"DROP ROLE {user}")
+    rig.ask(f'GRANT USAGE ON SCHEMA {{schema}} TO "{role}"')
+    rig.ask(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {{schema}} TO "{role}"')
+    database = rig.database(base=rig.base(role))
+    assert cautions(database) == []
+    for table in ("messages", "sleepers"):
+        rig.ask(f"ALTER TABLE {{schema}}.{table} ENABLE ROW LEVEL SECURITY")
+    [told] = cautions(database)
+    assert told.startswith(f"row level security may hide rows of {rig.schema}.messages, {rig.schema}.sleepers from")
+    assert cautions(rig.database()) == [], "the owner sees all"
+    rig.ask("ALTER TABLE {schema}.migrations ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(ConfigurationError, match="shows this user no row: turn off row level security"):
+        rig.database(base=rig.base(role)).prepare()
 
 
 def test_a_check_has_a_line_when_all_is_well(rig: Rig) -> None:
@@ -147,9 +143,7 @@ def test_a_check_has_a_line_when_all_is_well(rig: Rig) -> None:
 
 
 def test_the_clock_of_the_server(rig: Rig) -> None:
-    assert abs(server_time(rig.database()) - time.time()) < 5.0
-    backend = rig.open()
-    moment = backend.broker_time()
+    moment = rig.open().broker_time()
     assert moment is not None
     assert abs(moment - time.time()) < 5.0
 
@@ -192,21 +186,20 @@ class Standby(PostgresServer):
             shutil.chown(self.data.parent, self._user, self._user)
         copy = [
             "pg_basebackup",
+            "-R",
+            "--checkpoint=fast",
+            "--no-sync",
             "-D",
             str(self.data),
             "-d",
             self._primary.url(),
-            "-R",
-            "--checkpoint=fast",
-            "--no-sync",
         ]
         subprocess.run(as_user(copy, self._user), check=True, capture_output=True, cwd="/")
 
 
 @pytest.fixture
-def standby(server: PostgresServer, tmp_path: Path) -> Iterator[PostgresServer]:
-    with Standby(tmp_path / "standby", server) as standby:
-        yield standby
+def standby(server: PostgresServer, stack: ExitStack, tmp_path: Path) -> PostgresServer:
+    return stack.enter_context(Standby(tmp_path / "standby", server))
 
 
 def test_standbys_that_all_wait_for_and_that_are_not_there_are_told(rig: Rig) -> None:
@@ -257,26 +250,20 @@ def migrated(database: Database) -> bool:
     return True
 
 
-def test_a_user_who_may_only_read_is_told_what_it_lacks_and_what_to_grant(rig: Rig) -> None:
+def test_a_user_who_may_only_read_is_told_what_it_lacks_and_what_to_grant(rig: Rig, role: str) -> None:
     rig.open().prepare()
-    user, schema = f"reads-{rig.schema}", rig.schema
-    role = f'"{user}"'  # a name that SQL has to quote
-    rig.ask(f"CREATE ROLE {role} LOGIN")
-    try:
-        rig.ask(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
-        rig.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
-        database = rig.database(base=f"postgresql://{user}@{rig.server.host}:{rig.server.port}/postgres")
-        [told] = cautions(database)
-        assert told.startswith(f"user {user!r} lacks INSERT, UPDATE, DELETE on ")
-        mend = f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
-        assert told.endswith(mend)
-        rig.ask(mend)
-        assert cautions(database) == []
-        rig.ask(f"REVOKE ALL ON {schema}.results FROM {role}")
-        rig.ask(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
-        one, functions = cautions(database)
-        assert f"lacks SELECT, INSERT, UPDATE, DELETE on 1 of the tables of schema {schema} (results): " in one
-        assert functions.endswith(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}")
-    finally:
-        rig.ask(f"DROP OWNED BY {role}")
-        rig.ask(f"DROP ROLE {role}")
+    schema, user = rig.schema, f'"{role}"'
+    rig.ask(f"GRANT USAGE ON SCHEMA {schema} TO {user}")
+    rig.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {user}")
+    database = rig.database(base=rig.base(role))
+    [told] = cautions(database)
+    assert told.startswith(f"user {role!r} lacks INSERT, UPDATE, DELETE on ")
+    mend = f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}"
+    assert told.endswith(mend)
+    rig.ask(mend)
+    assert cautions(database) == []
+    rig.ask(f"REVOKE ALL ON {schema}.results FROM {user}")
+    rig.ask(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
+    one, functions = cautions(database)
+    assert f"lacks SELECT, INSERT, UPDATE, DELETE on 1 of the tables of schema {schema} (results): " in one
+    assert functions.endswith(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {user}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from postgres_explained import Explained, check_plans, compare_costs, explained, prepared, trips
+from postgres_explained import Explained, check_plans, compare_costs, prepared, trips
 from postgres_rig import Rig
 from support.claims import claim, ids, post
 from support.jobs import QUEUE, a_job, numbered
@@ -125,13 +125,6 @@ def test_counts_go_no_further_than_they_say(many: tuple[Rig, Explained]) -> None
 
 STATEMENTS = {"post": 5, "claim": 20, "renew": 7, "get": 3, "delete": 6, "release": 12}
 """What the server runs for each call, that within the functions too."""
-
-
-@pytest.fixture(scope="module")
-def empty() -> Iterator[Explained]:
-    with Rig(new=True) as rig:
-        rig.open().prepare()
-        yield explained(rig)
 
 
 @pytest.mark.parametrize("kind", ["post", "job"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -23,18 +21,11 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend, claims, in_transaction
 from jobpool_backends.postgres.schema import PAGE_BYTES, TIDY_LIMIT
-from jobpool_backends.postgres.wait import channel
 from jobpool_torture.network import Proxy
 
 Connection = psycopg.Connection[Any]
 
 MINE = "0123456789abcdef" * 2
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as threads:
-        yield threads
 
 
 def lock(rig: Rig, connection: Connection, ident: str) -> None:
@@ -69,15 +60,11 @@ def finish(backend: PostgresBackend, limit: int = 20) -> list[str]:
     return seen
 
 
-# --- rows that somebody else has locked ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["post", "job", "delayed", "of an ended claim"])
 def test_what_somebody_has_a_hand_on_is_waited_for(
     rig: Rig,
     backend: PostgresBackend,
     connection: Connection,
-    threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
@@ -94,7 +81,7 @@ def test_what_somebody_has_a_hand_on_is_waited_for(
         turn(rig, 60.0)
     turn(rig, 100.0)
     lock(rig, connection, ident)
-    late = threads.submit(claim, rig.open(timeout=PATIENCE))
+    late = rig.submit(claim, rig.open(timeout=PATIENCE))
     wait_until(lambda: len(looks) > 4, what="the claim meets it")
     connection.rollback()
     assert ids(late.result(10.0).messages) == [ident]
@@ -114,12 +101,12 @@ def test_what_somebody_keeps_is_given_up(rig: Rig, backend: PostgresBackend, con
 
 
 def test_a_claim_that_is_repeated_while_the_first_is_under_way_is_the_same(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     known = post(backend, b"0", b"1")
     sql = "SELECT id FROM {schema}.check_out(%s, %s, 1, 60000000, 60000000, 0, 7)"
     assert rig.within(connection, sql, QUEUE, MINE) == [(known[0],)]
-    repeated = threads.submit(claim, backend, 1, claim_id=MINE)
+    repeated = rig.submit(claim, backend, 1, claim_id=MINE)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%check_out%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the first")
     connection.commit()
@@ -151,13 +138,13 @@ def test_the_end_and_a_renewal_never_both_happen(rig: Rig, backend: PostgresBack
 
 
 def test_a_renewal_that_waits_for_the_end_is_too_late(
-    rig: Rig, backend: PostgresBackend, connection: Connection, threads: ThreadPoolExecutor
+    rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     [ident] = post(backend)
     held = claim(backend, ttl=60.0)
     turn(rig, 59.0)
     rig.within(connection, "SELECT {schema}.release_claim(%s, %s)", QUEUE, held.id)
-    renewal = threads.submit(backend.claims.renew, QUEUE, held.id, ttl=600.0)
+    renewal = rig.submit(backend.claims.renew, QUEUE, held.id, ttl=600.0)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%prolong_claim%%'"
     wait_until(lambda: bool(rig.ask(waiting)), what="it meets the release")
     connection.commit()
@@ -235,9 +222,6 @@ def test_a_life_is_prolonged_or_the_renewal_says_that_it_is_not(
     assert renewed.ends_at > before + 3000.0
 
 
-# --- at random ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_threads_at_random_finish_each_message_once_and_never_lock_each_other_out(rig: Rig, isolation: str) -> None:
     backends = [rig.open(timeout=PATIENCE, isolation=isolation) for _ in range(6)]
@@ -293,9 +277,6 @@ def tend(backend: PostgresBackend, choice: random.Random) -> list[str]:
     assert backend.bulk(MessageFilter(queue=QUEUE), Verb.RETRY) == 0
     backend.claims.list_free(QUEUE, claimed=choice.random() < 0.5)
     return []
-
-
-# --- floors -------------------------------------------------------------------------------------------------
 
 
 def floors(rig: Rig) -> dict[int, int]:
@@ -368,9 +349,6 @@ def test_a_fetch_goes_by_its_own_floors(rig: Rig, backend: PostgresBackend) -> N
     assert ids(backend.fetch_many(QUEUE, limit=5)) == [known[0], known[2], known[1]]
 
 
-# --- bounds -------------------------------------------------------------------------------------------------
-
-
 def test_a_thousand_are_freed_or_killed_in_one_call_and_the_others_in_the_next(
     rig: Rig, backend: PostgresBackend
 ) -> None:
@@ -437,18 +415,12 @@ def test_counts_that_are_kept_by_several_at_once_are_added_up(
     assert rig.ask("SELECT count FROM {schema}.expiries ORDER BY count") == [(1,), (2,)]
 
 
-# --- what it has to do with the rest ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["release", "end"])
-def test_a_job_that_a_claim_gives_back_wakes_a_pool(
-    rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, way: str
-) -> None:
+def test_a_job_that_a_claim_gives_back_wakes_a_pool(rig: Rig, backend: PostgresBackend, way: str) -> None:
     backend.enqueue(a_job())
     held = claim(backend, ttl=60.0)
-    ear = rig.connect(autocommit=True)
-    ear.execute(f'LISTEN "{channel(rig.schema)}"')
-    found_one = threads.submit(rig.open().wait_any, [QUEUE], 30.0)
+    ear = rig.listen()
+    found_one = rig.submit(rig.open().wait_any, [QUEUE], 30.0)
     wait_until(lambda: bool(rig.ask("SELECT 1 FROM {schema}.sleepers")), what="the pool is asleep")
     if way == "release":
         backend.claims.release(QUEUE, held.id)

@@ -49,22 +49,15 @@ CALLS: list[tuple[str, Call, int]] = [
 """Each with the statements that the server runs for it, those within the functions too."""
 
 
-@pytest.fixture(scope="module")
-def found() -> Iterator[Explained]:
-    with Rig(new=True) as rig:
-        rig.open().prepare()
-        yield explained(rig)
-
-
 @pytest.mark.parametrize(("call", "statements"), [pytest.param(*case[1:], id=case[0]) for case in CALLS])
 def test_a_call_that_asks_for_nothing_is_one_round_trip_and_no_more_statements_than_ever(
-    found: Explained, monkeypatch: pytest.MonkeyPatch, call: Call, statements: int
+    empty: Explained, monkeypatch: pytest.MonkeyPatch, call: Call, statements: int
 ) -> None:
-    leases = some_leases(found.backend)
-    call(found.backend, leases)  # the first time looks at the catalogue
-    found.plans.clear()
-    assert trips(monkeypatch, lambda: call(found.backend, leases)) == 1
-    assert len(found.plans) <= statements
+    leases = some_leases(empty.backend)
+    call(empty.backend, leases)  # the first time looks at the catalogue
+    empty.plans.clear()
+    assert trips(monkeypatch, lambda: call(empty.backend, leases)) == 1
+    assert len(empty.plans) <= statements
 
 
 _LOGGED = """
@@ -84,8 +77,8 @@ def logged(found: Explained, call: str, count: int) -> int:
     return records
 
 
-def test_an_ack_is_one_record_of_the_log_without_one_for_a_lock(found: Explained) -> None:
-    assert logged(found, "many", 120) - logged(found, "few", 20) <= 120
+def test_an_ack_is_one_record_of_the_log_without_one_for_a_lock(empty: Explained) -> None:
+    assert logged(empty, "many", 120) - logged(empty, "few", 20) <= 120
 
 
 def test_an_ack_reads_no_more_where_much_is_leased() -> None:
@@ -110,10 +103,10 @@ EXPLAIN (ANALYZE, WAL, FORMAT JSON) SELECT * FROM {schema}.take_leases('many', %
 
 @pytest.mark.parametrize(("may_stay", "records"), [("true", 1), ("false", 4)], ids=["first", "ordinary"])
 def test_a_lease_is_a_record_of_the_log_and_three_for_indexes_if_it_is_not_the_first(
-    found: Explained, may_stay: str, records: int
+    empty: Explained, may_stay: str, records: int
 ) -> None:
     """None is for a lock."""
-    backend = found.backend
+    backend = empty.backend
     backend.enqueue_many(numbered(200, queue="many"))
     backend.fetch_many("many", limit=10)  # the priority is known from now on
     few, many = (
@@ -125,9 +118,9 @@ def test_a_lease_is_a_record_of_the_log_and_three_for_indexes_if_it_is_not_the_f
 
 
 def test_whatever_is_asked_of_the_key_store_is_one_round_trip(
-    found: Explained, monkeypatch: pytest.MonkeyPatch
+    empty: Explained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend, keys = found.backend, found.backend.keys
+    backend, keys = empty.backend, empty.backend.keys
     backend.enqueue_many(numbered(5))
     guards = Guards(key="order", holds=(Hold("queue", 9),))
     batch = [(lease, guards) for lease in backend.fetch_many(QUEUE, limit=5)]

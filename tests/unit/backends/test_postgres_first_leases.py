@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import psycopg
 import pytest
 from postgres_explained import check_plans, explained
 from postgres_rig import Rig
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_leases, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
@@ -78,11 +77,10 @@ def test_a_fetch_waits_for_its_queues_turn(rig: Rig, backend: PostgresBackend) -
     other = rig.connect(autocommit=True)
     other.execute(_TURN, [f'"{rig.schema}"', QUEUE])
     assert len(backend.fetch_many(QUEUE, limit=2)) == 2  # it would give no first leases
-    with ThreadPoolExecutor() as threads:
-        fetch = threads.submit(backend.fetch_many, QUEUE, limit=4)
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-        other.execute("SELECT pg_advisory_unlock_all()")
-        assert len(fetch.result(30.0)) == 4
+    fetch = rig.submit(backend.fetch_many, QUEUE, limit=4)
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+    other.execute("SELECT pg_advisory_unlock_all()")
+    assert len(fetch.result(30.0)) == 4
     assert kinds(rig) == (0, 4, 2)
 
 
@@ -113,8 +111,7 @@ def test_programs_of_older_versions_get_ordinary_leases(rig: Rig, backend: Postg
 def test_every_settlement_ends_a_first_lease(
     rig: Rig, backend: PostgresBackend, settlement: Settlement, left: tuple[int, int, int]
 ) -> None:
-    backend.enqueue_many(numbered(3))
-    leases = backend.fetch_many(QUEUE, limit=3)
+    leases = new_leases(backend, 3)
     assert kinds(rig) == (0, 3, 0)
     end(backend, leases, settlement)
     assert kinds(rig) == left
@@ -124,8 +121,7 @@ def test_every_settlement_ends_a_first_lease(
 def test_a_renewal_makes_it_an_ordinary_one_that_is_settled_among_first_ones(
     rig: Rig, backend: PostgresBackend
 ) -> None:
-    backend.enqueue_many(numbered(5))
-    leases = backend.fetch_many(QUEUE, limit=5)
+    leases = new_leases(backend, 5)
     renewed = [lease for lease in backend.renew_many(leases[1:3], 60.0) if lease is not None]
     assert kinds(rig) == (0, 3, 2)
     end(backend, [leases[0], *renewed, *leases[3:]], Ack())
@@ -166,8 +162,7 @@ def test_a_person_may_reap_first_leases_before_they_end(rig: Rig, backend: Postg
 def test_a_lease_that_a_transaction_is_acking_is_not_forgotten(
     rig: Rig, backend: PostgresBackend, connection: psycopg.Connection[Any]
 ) -> None:
-    backend.enqueue_many(numbered(3))
-    first, *others = backend.fetch_many(QUEUE, limit=3, ttl=600.0)
+    first, *others = new_leases(backend, 3, ttl=600.0)
     end(backend, others, Ack())
     connection.execute(f"DELETE FROM \"{rig.schema}\".messages WHERE id = '{first.id}'")
     rig.ask("UPDATE {schema}.fetches SET until = 1")
@@ -218,8 +213,7 @@ def test_whoever_looks_sees_a_first_lease_as_a_lease(backend: PostgresBackend) -
 
 
 def test_nobody_takes_changes_or_removes_what_is_in_a_first_lease(rig: Rig, backend: PostgresBackend) -> None:
-    backend.enqueue_many(numbered(3))
-    leases = backend.fetch_many(QUEUE, limit=3, ttl=600.0)
+    leases = new_leases(backend, 3, ttl=600.0)
     assert backend.fetch_many(QUEUE, limit=3) == []
     assert backend.claims.pop(QUEUE, limit=3) == []
     for verb in (Verb.DELETE, Verb.CANCEL):
@@ -262,24 +256,19 @@ def test_where_many_numbers_lie_between_them_the_leases_are_ordinary(rig: Rig, b
     assert (kinds(rig), fetches(rig)) == ((0, 3, 6), 1)
 
 
-def test_those_who_may_use_messages_may_use_fetches(rig: Rig, backend: PostgresBackend) -> None:
+def test_those_who_may_use_messages_may_use_fetches(rig: Rig, backend: PostgresBackend, role: str) -> None:
     backend.prepare()
-    role = f"role_{rig.schema}"
-    rig.ask(f"CREATE ROLE {role}")
-    try:
-        rig.ask(f"GRANT SELECT, INSERT ON {{schema}}.messages TO {role}; GRANT SELECT ON {{schema}}.messages TO PUBLIC")
-        rig.ask("DROP TABLE {schema}.fetches")
-        rig.ask("DELETE FROM {schema}.migrations WHERE version > 7")
-        rig.open().prepare()
-        table = f'"{rig.schema}".fetches'
-        [rights] = rig.ask(
-            "SELECT has_table_privilege(%s, %s, 'INSERT'), has_table_privilege(%s, %s, 'DELETE'),"
-            " has_table_privilege('public', %s, 'SELECT')",
-            *(role, table, role, table, table),
-        )
-        assert rights == (True, False, True)
-    finally:
-        rig.ask(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    rig.ask(f'GRANT SELECT, INSERT ON {{schema}}.messages TO "{role}"; GRANT SELECT ON {{schema}}.messages TO PUBLIC')
+    rig.ask("DROP TABLE {schema}.fetches")
+    rig.ask("DELETE FROM {schema}.migrations WHERE version > 7")
+    rig.open().prepare()
+    table = f'"{rig.schema}".fetches'
+    [rights] = rig.ask(
+        "SELECT has_table_privilege(%s, %s, 'INSERT'), has_table_privilege(%s, %s, 'DELETE'),"
+        " has_table_privilege('public', %s, 'SELECT')",
+        *(role, table, role, table, table),
+    )
+    assert rights == (True, False, True)
 
 
 _OTHERS = """

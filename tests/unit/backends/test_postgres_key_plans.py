@@ -16,12 +16,11 @@ import pytest
 from postgres_explained import Explained, check_plans, compare_costs, explained, prepared
 from postgres_rig import Rig
 from support import tiers
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, numbered, unique
+from support.looks import a_lease
 
 from jobpool.broker.values import MessageFilter, State, Verb
-from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Begin, Guards, Hold, Rate
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Release
 
 pytestmark = pytest.mark.xdist_group("postgres-million")  # one load after the other
@@ -54,14 +53,6 @@ def filled(rig: Rig, each: int) -> Explained:
 
 def fresh() -> str:
     return f"new-{next(_fresh)}"
-
-
-def unique(key: str | None = None) -> JobDefinition:
-    return a_job(unique=True, idempotency_key=key or fresh())
-
-
-def wanting(**fields: Any) -> Guards:
-    return Guards(**fields)
 
 
 def costs(found: Explained) -> dict[str, int]:
@@ -111,13 +102,8 @@ def taken(found: Explained) -> None:
 
 def ask(found: Explained, guards: Guards, answer: Begin) -> None:
     """Of a new lease; only this call is measured, because it is the last."""
-    lease = a_lease(found)
+    lease = a_lease(found.backend, ttl=3600.0)
     assert found.backend.keys.begin_many([(lease, guards)])[0].answer is answer
-
-
-def a_lease(found: Explained) -> JobLease:
-    [lease] = found.backend.fetch_many(QUEUE, limit=1, ttl=3600.0)
-    return lease
 
 
 def steps(found: Explained) -> dict[str, Callable[[], object]]:
@@ -126,8 +112,8 @@ def steps(found: Explained) -> dict[str, Callable[[], object]]:
 
     def settle(settlement: Any, guards: Guards | None = None) -> Callable[[], object]:
         def step() -> None:
-            backend.enqueue(unique())
-            lease = a_lease(found)
+            backend.enqueue(unique(fresh()))
+            lease = a_lease(found.backend, ttl=3600.0)
             if guards is not None:
                 lease = lease.guarded(guards)
             assert backend.settle_many([(lease, settlement)])[0]
@@ -143,11 +129,11 @@ def steps(found: Explained) -> dict[str, Callable[[], object]]:
         backend._database.run(f'SELECT "{backend._database.schema}".evict(%b, 0, 0, 10)', (QUEUE,))
 
     return {
-        "enqueue unique": lambda: backend.enqueue(unique()),
+        "enqueue unique": lambda: backend.enqueue(unique(fresh())),
         "enqueue known": lambda: backend.enqueue(unique("known")),
         "ack": settle(Ack()),
-        "ack with a key": settle(Ack(), wanting(key="mine")),
-        "release": settle(Release(60.0, begun=False), wanting(rates=(rate, Rate("other", 5)))),
+        "ack with a key": settle(Ack(), Guards(key="mine")),
+        "release": settle(Release(60.0, begun=False), Guards(rates=(rate, Rate("other", 5)))),
         "move": settle(Move("elsewhere")),
         "resume": resume,
         "evict": evict,

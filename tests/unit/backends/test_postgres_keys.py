@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 from postgres_rig import PATIENCE, Rig, together
-from support.jobs import QUEUE, a_job, numbered
-from support.looks import begin
+from support.jobs import QUEUE, a_job, new_leases, numbered, unique
+from support.looks import a_lease, begin
 from support.waiting import wait_until
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
-from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
@@ -31,17 +28,9 @@ KEY = Guards(key="order-17")
 Connection = psycopg.Connection[Any]
 
 
-def leases(backend: QueueBackend, count: int, ttl: float = 300.0) -> list[JobLease]:
-    backend.enqueue_many(numbered(count))
-    return backend.fetch_many(QUEUE, limit=count, ttl=ttl)
-
-
 def turns_waited_for(rig: Rig) -> int:
     [(count,)] = rig.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     return int(count)
-
-
-# --- a lost answer -------------------------------------------------------------------------------------------
 
 
 def test_a_first_run_whose_answer_is_lost_raises_and_is_not_sent_again(rig: Rig) -> None:
@@ -51,9 +40,6 @@ def test_a_first_run_whose_answer_is_lost_raises_and_is_not_sent_again(rig: Rig)
         proxy.drop_replies(1)
         with pytest.raises(BackendUnavailable):
             backend.keys.first_run(QUEUE, "order-17")
-
-
-# --- at the same time ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,11 +58,11 @@ def test_who_waited_for_another_sees_what_that_one_was_granted(
 ) -> None:
     """The second has begun before the first commits: what it saw at its beginning is out of date."""
     late = rig.open(timeout=PATIENCE, isolation=isolation)
-    first, second = leases(backend, 2)
+    first, second = new_leases(backend, 2)
     late.ping()
-    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+    with rig.connect() as connection:
         in_transaction(rig, connection, first, guards)
-        waiting = threads.submit(begin, late, second, guards)
+        waiting = rig.submit(begin, late, second, guards)
         wait_until(lambda: turns_waited_for(rig), what="the second waits for its turn")
         connection.commit()
         assert waiting.result(PATIENCE).answer is answer
@@ -91,10 +77,10 @@ def in_transaction(rig: Rig, connection: Connection, lease: JobLease, guards: Gu
 
 
 def test_who_waited_gets_what_the_other_gave_up(rig: Rig, backend: PostgresBackend) -> None:
-    first, second = leases(backend, 2)
-    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+    first, second = new_leases(backend, 2)
+    with rig.connect() as connection:
         in_transaction(rig, connection, first, LOCK)
-        waiting = threads.submit(begin, backend, second, LOCK)
+        waiting = rig.submit(begin, backend, second, LOCK)
         wait_until(lambda: turns_waited_for(rig), what="the second waits for its turn")
         connection.rollback()
         assert waiting.result(PATIENCE)
@@ -104,7 +90,7 @@ def test_batches_in_any_order_neither_lock_up_nor_grant_too_much(rig: Rig, backe
     """Eight at once, each with thirty leases that want some of the same names, shuffled."""
     before = rig.dead_locks()
     pools = [rig.open(timeout=PATIENCE) for _ in range(8)]
-    mine = [leases(backend, 30) for _ in pools]
+    mine = [new_leases(backend, 30) for _ in pools]
     granted: list[tuple[JobLease, Guards]] = []
 
     def ask(number: int) -> None:
@@ -142,7 +128,7 @@ def some_guards(draw: random.Random) -> Guards:
 
 
 def test_no_batch_needs_more_locks_than_there_are_turns(rig: Rig, backend: PostgresBackend) -> None:
-    asked = [(lease, Guards(key=f"order-{lease.id}")) for lease in leases(backend, 1000)]
+    asked = [(lease, Guards(key=f"order-{lease.id}")) for lease in new_leases(backend, 1000)]
     with rig.connect() as connection:
         connection.execute(keys._BEGIN.replace("{schema}", f'"{rig.schema}"'), keys._wanted(asked))
         [(held,)] = rig.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
@@ -150,14 +136,11 @@ def test_no_batch_needs_more_locks_than_there_are_turns(rig: Rig, backend: Postg
 
 
 def test_who_asks_for_another_name_waits_for_nobody(rig: Rig, backend: PostgresBackend) -> None:
-    first, second = leases(backend, 2)
+    first, second = new_leases(backend, 2)
     with rig.connect() as connection:
         in_transaction(rig, connection, first, Guards(holds=(Hold("one"),)))
         quick = rig.open(timeout=1.0)
         assert begin(quick, second, Guards(holds=(Hold("two"),)))
-
-
-# --- leases that end just now -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -165,8 +148,8 @@ def test_a_key_stays_held_while_its_ack_is_under_way_though_the_deadline_has_pas
     rig: Rig, backend: PostgresBackend, commits: bool
 ) -> None:
     """A handler's own transaction has acked in time, and commits late: until then nobody runs under its key."""
-    [lease] = leases(backend, 1, ttl=1.0)
-    [other] = leases(backend, 1)
+    [lease] = new_leases(backend, 1, ttl=1.0)
+    [other] = new_leases(backend, 1)
     assert begin(backend, lease, KEY)
     with rig.connect() as connection:
         ack(connection, backend.ticket(lease.guarded(KEY)))
@@ -178,7 +161,7 @@ def test_a_key_stays_held_while_its_ack_is_under_way_though_the_deadline_has_pas
 
 def test_whoever_looks_finds_the_key_held_or_done_and_never_free(rig: Rig, backend: PostgresBackend) -> None:
     pools = [rig.open(timeout=PATIENCE) for _ in range(2)]
-    holders, others = leases(backend, 60), leases(backend, 60)
+    holders, others = new_leases(backend, 60), new_leases(backend, 60)
     guards = [Guards(key=f"order-{number}") for number in range(60)]
     assert all(backend.keys.begin_many(list(zip(holders, guards, strict=True))))
     seen: list[Begin] = []
@@ -201,14 +184,11 @@ def test_places_of_leases_that_have_ended_take_no_room_from_a_batch(
 ) -> None:
     """However many of them a call meets before it thinks that a name is full."""
     guards = Guards(holds=(Hold("queue", most),))
-    ended, alive, wanting = leases(backend, 4), leases(backend, 2), leases(backend, 6)
+    ended, alive, wanting = new_leases(backend, 4), new_leases(backend, 2), new_leases(backend, 6)
     assert all(backend.keys.begin_many([(lease, Guards(holds=(Hold("queue", 9),))) for lease in ended + alive]))
     assert all(backend.settle_many([(lease, Ack()) for lease in ended]))
     answers = backend.keys.begin_many([(lease, guards) for lease in wanting])
     assert [bool(answer) for answer in answers] == [True] * room + [False] * (6 - room)
-
-
-# --- what is kept goes again --------------------------------------------------------------------------------
 
 
 TABLES = ("uniques", "done", "holds", "starts", "records")
@@ -278,7 +258,7 @@ def test_places_are_gone_with_the_settlement_so_that_nobody_counts_them(
     rig: Rig, backend: PostgresBackend, settlement: Settlement
 ) -> None:
     guards = Guards(key="order", holds=(Hold("queue", 1000), Hold("job:nightly")))
-    settled, other = leases(backend, 2)
+    settled, other = new_leases(backend, 2)
     begin(backend, settled, guards)
     begin(backend, other, Guards(holds=(Hold("queue", 1000),)))
     assert backend.settle_many([(settled.guarded(guards), settlement)]) == [Settled.OK]
@@ -289,14 +269,14 @@ def test_a_settlement_that_was_answered_stands_though_its_places_cannot_be_remov
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guards = Guards(key="order")
-    [lease] = leases(backend, 1)
+    [lease] = new_leases(backend, 1)
     begin(backend, lease, guards)
     monkeypatch.setattr(keys, "_RELEASE_PLACES", "SELECT {schema}.a_function_that_is_lost()")
     assert backend.settle_many([(lease.guarded(guards), Ack())]) == [Settled.OK]
 
 
 def test_places_that_nobody_asks_for_again_go_when_their_lease_has_ended(rig: Rig, backend: PostgresBackend) -> None:
-    held, ended = leases(backend, 2)
+    held, ended = new_leases(backend, 2)
     for lease in (held, ended):
         begin(backend, lease, Guards(holds=(Hold(f"tenant-{lease.id}"),)))
     backend.release(ended)
@@ -307,21 +287,18 @@ def test_places_that_nobody_asks_for_again_go_when_their_lease_has_ended(rig: Ri
 
 
 def test_a_place_that_was_taken_again_while_it_was_swept_stays(rig: Rig, backend: PostgresBackend) -> None:
-    [lease] = leases(backend, 1)
+    [lease] = new_leases(backend, 1)
     begin(backend, lease, LOCK)
     backend.release(lease)
     [again] = backend.fetch_many(QUEUE, limit=1, ttl=300.0)
     rig.ask("UPDATE {schema}.holds SET until = 1")
-    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+    with rig.connect() as connection:
         in_transaction(rig, connection, again, LOCK)
-        swept = threads.submit(sweep, rig, 100)
+        swept = rig.submit(sweep, rig, 100)
         assert swept.result(PATIENCE) == 0  # it passes by what somebody has
         connection.commit()
     sweep(rig, 100)
     assert backend.keys.holders(QUEUE, "job:nightly") == [again.id]
-
-
-# --- records and logs ---------------------------------------------------------------------------------------
 
 
 def test_records_written_at_once_in_any_order_do_not_lock_up(rig: Rig, backend: PostgresBackend) -> None:
@@ -360,33 +337,16 @@ def test_lines_written_at_once_are_all_there_and_in_each_ones_order(
     assert sum(len(backend.keys.read_log("history", f"job-{name}", limit=1000)) for name in range(3)) == 120
 
 
-def unique(key: str = "order-17", **fields: Any) -> JobDefinition:
-    return a_job(unique=True, idempotency_key=key, **fields)
-
-
-def a_lease(backend: PostgresBackend) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=300.0)
-    return lease
-
-
-def waits_for_a_transaction(rig: Rig) -> bool:
-    return bool(rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'"))
-
-
-# --- a first one that has not committed yet -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "among others"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_the_second_waits_for_the_first_and_is_told_its_id_if_it_commits(
     rig: Rig, backend: PostgresBackend, connection: Connection, count: int, commits: bool
 ) -> None:
     [first] = backend.enqueue_in(connection, [unique()])
-    with ThreadPoolExecutor(1) as threads:
-        second = threads.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
-        wait_until(lambda: waits_for_a_transaction(rig), what="the second waits for the first")
-        connection.commit() if commits else connection.rollback()
-        told = second.result(PATIENCE)[-1]
+    second = rig.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
+    wait_until(lambda: rig.waits_for_another(), what="the second waits for the first")
+    connection.commit() if commits else connection.rollback()
+    told = second.result(PATIENCE)[-1]
     assert (told == first) is commits
     assert backend.stats(QUEUE).waiting == count
     assert backend.inspect(told) is not None
@@ -433,9 +393,6 @@ def test_producers_in_any_order_agree_without_a_dead_lock(rig: Rig, backend: Pos
     assert rig.dead_locks() == before
 
 
-# --- a claim and its message come and go together -----------------------------------------------------------
-
-
 def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: PostgresBackend) -> None:
     gone = backend.enqueue(unique())
     rig.ask("DELETE FROM {schema}.messages")
@@ -445,9 +402,6 @@ def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: Postgr
     assert len(told) == 1
     assert gone not in told
     assert backend.stats(QUEUE).waiting == 1
-
-
-# --- many ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pieces", [1, 5])

@@ -46,11 +46,14 @@ def session(database: Database) -> int:
     return int(database.run("SELECT pg_backend_pid()")[0][0])
 
 
+def open_at_once(database: Database, count: int) -> None:
+    """Have it open so many connections, and keep them."""
+    gate = threading.Barrier(count)
+    together(count, lambda _: database.transaction(lambda link: (link.execute("SELECT 1").fetchone(), gate.wait(20.0))))
+
+
 def in_one_transaction(database: Database) -> object:
     return database.transaction(lambda link: link.execute("SELECT 1").fetchone())
-
-
-# --- statements and transactions ---------------------------------------------------------------------------
 
 
 def test_one_statement_is_one_transaction_and_gives_its_rows(rig: Rig) -> None:
@@ -90,20 +93,10 @@ def test_statements_are_prepared_and_connections_kept(rig: Rig) -> None:
 
 def test_eight_threads_have_a_connection_each_and_leave_few(rig: Rig) -> None:
     database = rig.database()
-    everybody = threading.Barrier(MAX_IDLE_CONNECTIONS + 4)
-
-    def work(number: int) -> None:
-        del number
-        for _ in range(5):
-            session(database)
-        database.transaction(lambda link: (link.execute("SELECT 1").fetchone(), everybody.wait(20.0)))
-        session(database)
-
-    together(MAX_IDLE_CONNECTIONS + 4, work)
+    together(MAX_IDLE_CONNECTIONS + 4, lambda _: [session(database) for _ in range(5)])
+    open_at_once(database, MAX_IDLE_CONNECTIONS + 4)
+    together(MAX_IDLE_CONNECTIONS + 4, lambda _: session(database))
     assert 1 <= len(database._idle) <= MAX_IDLE_CONNECTIONS
-
-
-# --- limits ------------------------------------------------------------------------------------------------
 
 
 def test_a_statement_that_takes_too_long_is_cancelled_at_the_server(rig: Rig) -> None:
@@ -152,8 +145,7 @@ def test_one_that_stands_still_when_we_connect_is_given_up_too(exposed: Rig) -> 
 def test_after_a_time_without_answers_no_old_connection_is_tried(exposed: Rig) -> None:
     """Each would cost the whole time limit again."""
     database = exposed.database(timeout=0.5)
-    gate = threading.Barrier(4)
-    together(4, lambda _: database.transaction(lambda link: (link.execute("SELECT 1").fetchone(), gate.wait(10.0))))
+    open_at_once(database, 4)
     assert len(database._idle) == 4
     exposed.server.pause()
     with pytest.raises(BackendUnavailable):
@@ -161,13 +153,9 @@ def test_after_a_time_without_answers_no_old_connection_is_tried(exposed: Rig) -
     assert database._idle == []
 
 
-# --- servers that go away ----------------------------------------------------------------------------------
-
-
 def test_a_restart_between_two_calls_is_not_noticed(exposed: Rig) -> None:
     database = exposed.database()
-    gate = threading.Barrier(3)
-    together(3, lambda _: database.transaction(lambda link: (link.execute("SELECT 1").fetchone(), gate.wait(10.0))))
+    open_at_once(database, 3)
     exposed.server.restart()
     session(database)
     in_one_transaction(database)
@@ -232,9 +220,6 @@ def test_a_server_that_stays_read_only_is_named(rig: Rig) -> None:
     database = rig.database(options="-c default_transaction_read_only=on")
     with pytest.raises(BackendUnavailable, match="is a standby or read-only: name its primary"):
         database.run("CREATE TABLE things (name text)")
-
-
-# --- servers that refuse us --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -303,9 +288,6 @@ def test_a_database_that_cannot_keep_every_text_is_refused(mortal: PostgresServe
         database.close()
 
 
-# --- collisions --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def counter(rig: Rig) -> Database:
     """Serializable transactions on one number."""
@@ -370,9 +352,6 @@ def test_an_error_of_ours_stays_what_it_is(rig: Rig) -> None:
     session(database)
 
 
-# --- a pooler that hides itself ------------------------------------------------------------------------------
-
-
 def test_prepared_statements_that_vanish_give_a_pooler_away(rig: Rig) -> None:
     database = rig.database()
     for _ in range(4):
@@ -394,9 +373,6 @@ def test_a_plan_that_no_longer_fits_is_made_anew(rig: Rig) -> None:
         database.run(f"SELECT * FROM {rig.schema}.things")
     rig.ask("ALTER TABLE {schema}.things ADD COLUMN size int")
     database.run(f"SELECT * FROM {rig.schema}.things")
-
-
-# --- nothing is left ---------------------------------------------------------------------------------------
 
 
 def test_twenty_reconnects_leave_nothing_behind(rig: Rig) -> None:
@@ -440,12 +416,11 @@ def test_a_connection_in_use_is_closed_when_its_user_is_done(rig: Rig) -> None:
         inside.set()
         closed.wait(10.0)
 
-    thread = threading.Thread(target=database.transaction, args=(work,))
-    thread.start()
+    worked = rig.submit(database.transaction, work)
     assert inside.wait(10.0)
     database.close()
     closed.set()
-    thread.join(10.0)
+    worked.result(10.0)
     assert database._idle == []
 
 

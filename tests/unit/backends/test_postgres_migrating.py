@@ -13,6 +13,7 @@ from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.values import NewBatch
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres import schema as migrate
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.schema import VERSION
@@ -26,21 +27,6 @@ def rig() -> Iterator[Rig]:
         yield rig
 
 
-@pytest.fixture
-def role(rig: Rig) -> Iterator[str]:
-    """A user who may do nothing yet."""
-    name = f"{rig.schema}_user"
-    rig.ask(f"CREATE ROLE {name} LOGIN")
-    yield name
-    rig.close()
-    rig.ask(f"DROP OWNED BY {name}")
-    rig.ask(f"DROP ROLE {name}")
-
-
-def base(rig: Rig, user: str) -> str:
-    return f"postgresql://{user}@{rig.server.host}:{rig.server.port}/postgres"
-
-
 def versions(rig: Rig) -> list[int]:
     return [version for (version,) in rig.ask("SELECT version FROM {schema}.migrations ORDER BY version")]
 
@@ -49,15 +35,12 @@ def tables(rig: Rig) -> set[str]:
     return {name for (name,) in rig.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s", rig.schema)}
 
 
-def test_the_first_use_makes_the_schema(rig: Rig) -> None:
-    rig.open().enqueue(a_job())
-    assert versions(rig) == list(range(1, VERSION + 1))
-    assert rig.open().stats(QUEUE).waiting == 1
-
-
-def test_to_prepare_makes_it_too_and_again_changes_nothing(rig: Rig) -> None:
+@pytest.mark.parametrize("use", [PostgresBackend.prepare, lambda backend: backend.enqueue(a_job())])
+def test_the_first_use_makes_the_schema_and_another_changes_nothing(
+    rig: Rig, use: Callable[[PostgresBackend], object]
+) -> None:
     backend = rig.open()
-    backend.prepare()
+    use(backend)
     made = rig.ask("SELECT version, applied_at FROM {schema}.migrations ORDER BY version")
     assert [version for version, _ in made] == list(range(1, VERSION + 1))
     backend.prepare()
@@ -101,23 +84,28 @@ def test_the_last_step_replaces_all_functions_by_those_of_today(rig: Rig) -> Non
     assert backend.ack(lease)
 
 
-def test_a_version_7_of_a_build_before_the_release_is_migrated(rig: Rig) -> None:
+OLD_BUILDS = {
+    7: """
+        DROP FUNCTION {schema}.find_batch(text);
+        ALTER TABLE {schema}.batches DROP COLUMN stopped;
+        CREATE FUNCTION {schema}.find_batch(ident text) RETURNS TABLE (id text) LANGUAGE sql AS 'SELECT ident'
+    """,
+    8: """
+        DROP FUNCTION {schema}.forget_fetches(tid[], tid[]);
+        CREATE FUNCTION {schema}.forget_fetches(known tid[], ending tid[]) RETURNS void LANGUAGE sql AS ''
+    """,
+}
+"""What builds before a release had made otherwise, by their version."""
+
+
+@pytest.mark.parametrize("version", OLD_BUILDS)
+def test_a_build_before_the_release_is_migrated(rig: Rig, version: int) -> None:
     rig.open().prepare()
-    rig.ask("DELETE FROM {schema}.migrations WHERE version > 7")
-    rig.ask("DROP FUNCTION {schema}.find_batch(text)")
-    rig.ask("ALTER TABLE {schema}.batches DROP COLUMN stopped")
-    rig.ask("CREATE FUNCTION {schema}.find_batch(ident text) RETURNS TABLE (id text) LANGUAGE sql AS 'SELECT ident'")
+    rig.ask("DELETE FROM {schema}.migrations WHERE version > %s", version)
+    rig.ask(OLD_BUILDS[version])
     newer = rig.open()
     newer.batches.open(NewBatch("one"))
     assert newer.find_batch("one") is not None
-
-
-def test_a_version_8_of_a_build_before_the_release_is_migrated(rig: Rig) -> None:
-    rig.open().prepare()
-    rig.ask("DELETE FROM {schema}.migrations WHERE version > 8")
-    rig.ask("DROP FUNCTION {schema}.forget_fetches(tid[], tid[])")
-    rig.ask("CREATE FUNCTION {schema}.forget_fetches(known tid[], ending tid[]) RETURNS void LANGUAGE sql AS ''")
-    rig.open().prepare()
     assert versions(rig) == list(range(1, VERSION + 1))
 
 
@@ -297,12 +285,12 @@ def test_tables_of_another_program_are_left_alone(rig: Rig) -> None:
 
 def test_who_may_not_create_it_is_told_what_to_run(rig: Rig, role: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        rig.database(base=base(rig, role)).prepare()
+        rig.database(base=rig.base(role)).prepare()
     mend = f'CREATE SCHEMA "{rig.schema}" AUTHORIZATION "{role}"'
     assert f"user {role!r} may not create schema {rig.schema!r}" in str(caught.value)
     assert str(caught.value).endswith(f"let an administrator run {mend}")
     rig.ask(mend)
-    backend = rig.open(base=base(rig, role))
+    backend = rig.open(base=rig.base(role))
     backend.enqueue(a_job())
     assert backend.stats(QUEUE).waiting == 1
 
@@ -310,14 +298,14 @@ def test_who_may_not_create_it_is_told_what_to_run(rig: Rig, role: str) -> None:
 def test_who_may_not_use_it_is_told_what_to_grant(rig: Rig, role: str) -> None:
     rig.open().prepare()
     with pytest.raises(ConfigurationError, match=f'GRANT USAGE ON SCHEMA "{rig.schema}", and SELECT, INSERT'):
-        rig.database(base=base(rig, role)).prepare()
+        rig.database(base=rig.base(role)).prepare()
     for what in (
         "USAGE ON SCHEMA {schema}",
         "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}",
         "EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema}",
     ):
-        rig.ask(f"GRANT {what} TO {role}")
-    backend = rig.open(base=base(rig, role))
+        rig.ask(f'GRANT {what} TO "{role}"')
+    backend = rig.open(base=rig.base(role))
     lease = new_lease(backend)
     assert backend.ack(lease)
 
@@ -326,10 +314,10 @@ def test_who_may_not_migrate_it_is_told_who_may(rig: Rig, role: str) -> None:
     rig.open().prepare()
     rig.ask("DELETE FROM {schema}.migrations WHERE version > 1")
     for what in ("USAGE ON SCHEMA {schema}", "SELECT ON ALL TABLES IN SCHEMA {schema}"):
-        rig.ask(f"GRANT {what} TO {role}")
+        rig.ask(f'GRANT {what} TO "{role}"')
     told = rf"is at version 1, and this jobpool needs {VERSION} \(.*\): run `jobpool init --broker-only` as its owner"
     with pytest.raises(ConfigurationError, match=told):
-        rig.database(base=base(rig, role)).prepare()
+        rig.database(base=rig.base(role)).prepare()
 
 
 def test_a_schema_that_was_dropped_in_use_is_named(rig: Rig) -> None:

@@ -15,7 +15,7 @@ from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import PostgresServer, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.stalls import Stopwatch
-from support.waiting import wait_until
+from support.waiting import patiently
 
 from jobpool.broker.claim_store import Deleted
 from jobpool.broker.finding import Level, cautions_of
@@ -27,7 +27,6 @@ from jobpool_backends.postgres import PostgresBackend, enqueue
 from jobpool_backends.postgres.checks import diagnose
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.in_transaction import ack
-from jobpool_backends.postgres.wait import channel
 from jobpool_backends.shared import micros
 
 SLACK = 0.5
@@ -206,8 +205,7 @@ def test_nobody_lies_down_where_nothing_is_heard(rig: Rig, backend: PostgresBack
 
 
 def test_who_listens_directly_hears_who_enqueues_through_it(rig: Rig, backend: PostgresBackend) -> None:
-    ear = rig.connect(autocommit=True)
-    ear.execute(f'LISTEN "{channel(rig.schema)}"')
+    ear = rig.listen()
     backend.ping()
     rig.ask("INSERT INTO {schema}.sleepers VALUES (%s)", QUEUE)
     backend.enqueue(a_job())
@@ -255,13 +253,12 @@ def test_a_server_that_restarts_behind_it_is_an_outage_and_no_more(tmp_path: Pat
         with pytest.raises(BackendUnavailable):
             backend.enqueue(a_job())
         server.start()
-        wait_until(lambda: works(backend), limit=5.0, what="work goes on")
+        patiently(lambda: backend.enqueue(a_job()))
 
 
 def test_a_pooler_that_is_full_is_given_up_in_time(rig: Rig, tmp_path: Path) -> None:
     """All its sessions are held by transactions of others."""
-    config = {"default_pool_size": "1"}
-    with Pgbouncer(tmp_path, rig.server.url(), config=config) as pooler:
+    with Pgbouncer(tmp_path, rig.server.url(), config={"default_pool_size": "1"}) as pooler:
         holder, backend = rig.database(base=pooler.url()), rig.open(base=pooler.url(), timeout=0.5)
         backend.ping()
         inside, done = threading.Event(), threading.Event()
@@ -271,15 +268,14 @@ def test_a_pooler_that_is_full_is_given_up_in_time(rig: Rig, tmp_path: Path) -> 
             inside.set()
             done.wait(10.0)
 
-        thread = threading.Thread(target=holder.transaction, args=(hold,))
-        thread.start()
+        held = rig.submit(holder.transaction, hold)
         assert inside.wait(10.0)
         started = Stopwatch()
         with pytest.raises(BackendUnavailable, match="does not answer: check the network"):
             backend.ping()
         assert started.seconds() < 0.5 + SLACK
         done.set()
-        thread.join(10.0)
+        held.result(10.0)
         backend.ping()
 
 
@@ -287,11 +283,3 @@ def test_what_it_refuses_is_explained(rig: Rig, pooler: Pgbouncer) -> None:
     database = rig.database(base=pooler.url(), options="-c work_mem=1MB")
     with pytest.raises(ConfigurationError, match=r"cannot be asked that: check the parameters in the URL .a pooler"):
         database.run("SELECT 1")
-
-
-def works(backend: PostgresBackend) -> bool:
-    try:
-        backend.enqueue(a_job())
-    except BackendUnavailable:
-        return False
-    return True

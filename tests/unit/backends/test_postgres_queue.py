@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import psycopg
 import pytest
 from postgres_explained import explained
 from postgres_rig import PATIENCE, Rig, together
-from support.jobs import QUEUE, a_job, at, new_lease, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, new_leases, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
@@ -39,31 +38,32 @@ def drain(backend: PostgresBackend, queue: str = QUEUE) -> list[object]:
     return seen
 
 
+def work_off(backend: PostgresBackend, *, times: int, limit: int) -> None:
+    """Fetch and ack so many at a time."""
+    for _ in range(times):
+        backend.settle_many([(lease, Ack()) for lease in backend.fetch_many(QUEUE, limit=limit)])
+
+
 def be_patient(rig: Rig) -> None:
     """Let a settlement wait for a row as long as it takes, so that a slow machine sees it wait."""
     rig.rewrite("settle", "500 milliseconds", "60 seconds")
-
-
-# --- the same call twice at once ----------------------------------------------------------------------------
 
 
 def test_a_settlement_that_is_repeated_while_the_first_is_under_way_is_answered_already(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     be_patient(rig)
-    backend.enqueue_many(numbered(2))
-    first, second = backend.fetch_many(QUEUE, limit=2)
+    first, second = new_leases(backend, 2)
     sql = "SELECT {schema}.settle('c1', ARRAY[%s, %s], ARRAY[%s, %s]::bigint[], ARRAY[%s, %s]::bigint[])"
     tickets = [backend.ticket(lease) for lease in (first, second)]
     given = [ticket[name] for name in ("queue", "seq", "holder") for ticket in tickets]
     assert rig.within(connection, sql, *given) == [("oo",)]
-    with ThreadPoolExecutor(1) as threads:
-        repeated = threads.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
-        wait_until(
-            lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it meets the first"
-        )
-        connection.commit()
-        assert repeated.result(10.0) == [Settled.ALREADY, Settled.ALREADY]
+    repeated = rig.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
+    wait_until(
+        lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it meets the first"
+    )
+    connection.commit()
+    assert repeated.result(10.0) == [Settled.ALREADY, Settled.ALREADY]
 
 
 def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
@@ -72,11 +72,10 @@ def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
     backend.enqueue_many(numbered(6))
     sql = "SELECT id FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)"
     first = rig.within(connection, sql, QUEUE)
-    with ThreadPoolExecutor(1) as threads:
-        repeated = threads.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
-        connection.commit()
-        leases = repeated.result(10.0)
+    repeated = rig.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
+    connection.commit()
+    leases = repeated.result(10.0)
     assert [(lease.id,) for lease in leases] == first
     assert backend.stats(QUEUE).waiting == 3
     assert all(backend.ack(lease) for lease in leases)
@@ -86,11 +85,10 @@ def test_one_id_enqueued_twice_at_once_is_one_message(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     backend.enqueue_in(connection, [a_job("first", identifier="order-17")])
-    with ThreadPoolExecutor(1) as threads:
-        second = threads.submit(backend.enqueue_many, [a_job("second", identifier="order-17")] * 60)
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
-        connection.commit()
-        second.result(10.0)
+    second = rig.submit(backend.enqueue_many, [a_job("second", identifier="order-17")] * 60)
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
+    connection.commit()
+    second.result(10.0)
     assert drain(backend) == ["first"]
 
 
@@ -101,19 +99,16 @@ def test_an_id_that_ends_while_it_is_enqueued_again_is_remembered(
     ticket = backend.ticket(lease)
     sql = "SELECT {schema}.settle('c1', ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::bigint[])"
     assert rig.within(connection, sql, ticket["queue"], ticket["seq"], ticket["holder"]) == [("o",)]
-    with ThreadPoolExecutor(3) as threads:
-        one = threads.submit(backend.enqueue, a_job(identifier="order-17"))
-        few = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
-        many = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), *numbered(60)])
-        wait_until(lambda: len(rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted")) == 3, what="all three wait")
-        connection.commit()
-        for enqueued in (one, few, many):
-            enqueued.result(10.0)
+    one = rig.submit(backend.enqueue, a_job(identifier="order-17"))
+    few = rig.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
+    many = rig.submit(backend.enqueue_many, [a_job(identifier="order-17"), *numbered(60)])
+    wait_until(lambda: len(rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted")) == 3, what="all three wait")
+    connection.commit()
+    for enqueued in (one, few, many):
+        enqueued.result(10.0)
     assert len(drain(backend)) == 61
     assert backend.inspect("order-17") is None
 
-
-# --- two fetches at once ------------------------------------------------------------------------------------
 
 _HELD_UP = """
 CREATE FUNCTION {schema}.hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -138,13 +133,12 @@ def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_w
     rig.ask(_HELD_UP)
     holding = rig.connect()
     holding.execute("SELECT pg_advisory_xact_lock(4711)")
-    with ThreadPoolExecutor(1) as threads:
-        held_up = threads.submit(slow.fetch_many, QUEUE, limit=3)
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it has looked")
-        sql = "SELECT id FROM {schema}.lease(%s, %s, 30000000, 'f1', 77)"
-        assert len(rig.within(connection, sql, QUEUE, taken)) == taken
-        holding.rollback()
-        assert payloads(held_up.result(10.0)) == left
+    held_up = rig.submit(slow.fetch_many, QUEUE, limit=3)
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it has looked")
+    sql = "SELECT id FROM {schema}.lease(%s, %s, 30000000, 'f1', 77)"
+    assert len(rig.within(connection, sql, QUEUE, taken)) == taken
+    holding.rollback()
+    assert payloads(held_up.result(10.0)) == left
     connection.rollback()
     assert payloads(backend.fetch_many(QUEUE, limit=taken)) == list(range(1, taken + 1))
 
@@ -161,14 +155,10 @@ def test_a_fetch_that_has_not_ended_hides_only_what_it_took(
     assert payloads(backend.fetch_many(QUEUE, limit=9)) == [1, 2, 3, 6, 7, 8]
 
 
-# --- rows that somebody else has locked ---------------------------------------------------------------------
-
-
 def test_a_renewal_waits_for_nobody_and_tells_the_deadline_that_stands(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    backend.enqueue_many(numbered(2))
-    locked, free = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
+    locked, free = new_leases(backend, 2, ttl=30.0)
     rig.within(connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
     kept, renewed = backend.renew_many([locked, free], 60.0)
     assert kept is not None
@@ -182,8 +172,7 @@ def test_a_renewal_waits_for_nobody_and_tells_the_deadline_that_stands(
 def test_a_message_that_somebody_else_has_locked_is_not_reaped(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    backend.enqueue_many(numbered(2))
-    locked, free = backend.fetch_many(QUEUE, limit=2)
+    locked, free = new_leases(backend, 2)
     backend.settle_many([(locked, Forfeit("x")), (free, Forfeit("x"))])
     rig.within(connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
     assert [reaped.id for reaped in backend.reap(QUEUE)] == [free.id]
@@ -195,16 +184,12 @@ def test_a_settlement_waits_for_a_renewal_that_is_under_way(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     be_patient(rig)
-    backend.enqueue_many(numbered(3))
-    leases = backend.fetch_many(QUEUE, limit=3)
+    leases = new_leases(backend, 3)
     rig.within(connection, "SELECT FROM {schema}.messages FOR UPDATE")
-    with ThreadPoolExecutor(1) as threads:
-        settled = threads.submit(
-            backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))]
-        )
-        wait_until(lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it waits")
-        connection.rollback()
-        assert settled.result(10.0) == [Settled.OK] * 3
+    settled = rig.submit(backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))])
+    wait_until(lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it waits")
+    connection.rollback()
+    assert settled.result(10.0) == [Settled.OK] * 3
 
 
 def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: PostgresBackend) -> None:
@@ -215,9 +200,6 @@ def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: Pos
     backend.release(lease)
     assert inspector._change(Verb.DELETE, found) == 2
     assert [message.id for message in backend.list_messages()] == [lease.id]
-
-
-# --- floors -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asked", ["a queue", "a text", "ids"])
@@ -250,9 +232,7 @@ def floors(rig: Rig) -> list[int]:
 def test_a_floor_follows_what_was_taken(rig: Rig, backend: PostgresBackend) -> None:
     backend.enqueue_many(numbered(6000))
     backend.enqueue_many(numbered(2, priority=1))
-    for _ in range(25):
-        leases = backend.fetch_many(QUEUE, limit=200)
-        backend.settle_many([(lease, Ack()) for lease in leases])
+    work_off(backend, times=25, limit=200)
     assert floors(rig)[0] == 0
     assert 1000 < floors(rig)[1] < 5000
     assert len(drain(backend)) == 1002
@@ -287,9 +267,7 @@ def test_no_floor_hides_what_was_enqueued_early_and_committed_late(
     rig.lower_step(5)
     backend.enqueue_in(connection, [a_job("late")])
     backend.enqueue_many(numbered(300))
-    for _ in range(20):
-        leases = backend.fetch_many(QUEUE, limit=10)
-        backend.settle_many([(lease, Ack()) for lease in leases])
+    work_off(backend, times=20, limit=10)
     connection.commit()
     assert payloads(backend.fetch_many(QUEUE, limit=2)) == ["late", 200]
 
@@ -301,9 +279,7 @@ def test_no_floor_hides_what_a_fetch_gave_back_by_its_end(
     backend.enqueue_many(numbered(301))
     assert payloads(backend.fetch_many(QUEUE, limit=1)) == [0]
     rig.within(connection, "SELECT FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)", QUEUE)
-    for _ in range(20):
-        leases = backend.fetch_many(QUEUE, limit=10)
-        backend.settle_many([(lease, Ack()) for lease in leases])
+    work_off(backend, times=20, limit=10)
     connection.rollback()
     assert payloads(backend.fetch_many(QUEUE, limit=4)) == [1, 2, 3, 204]
 
@@ -312,9 +288,7 @@ def test_what_comes_back_has_its_old_place_below_the_floor(rig: Rig, backend: Po
     rig.lower_step(5)
     backend.enqueue_many(numbered(300))
     early = backend.fetch_many(QUEUE, limit=5)
-    for _ in range(20):
-        leases = backend.fetch_many(QUEUE, limit=10)
-        backend.settle_many([(lease, Ack()) for lease in leases])
+    work_off(backend, times=20, limit=10)
     assert floors(rig)[0] > 100
     ways: list[Settlement] = [Release(), Nack(), Abandon("x"), Forfeit("x"), Nack(0.001)]
     backend.settle_many(list(zip(early, ways, strict=True)))
@@ -329,8 +303,7 @@ def test_a_message_that_somebody_made_wait_by_hand_is_found(rig: Rig, backend: P
     backend.enqueue_many(numbered(100))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.abandon(lease, "x")
-    while leases := backend.fetch_many(QUEUE, limit=10):
-        backend.settle_many([(lease, Ack()) for lease in leases])
+    work_off(backend, times=11, limit=10)
     rig.ask("UPDATE {schema}.heads SET floor = 90")
     rig.ask("UPDATE {schema}.messages SET state = 0, fresh = true, died_at = NULL, reason = NULL")
     assert backend.fetch_many(QUEUE, limit=1) == []
@@ -384,9 +357,6 @@ def test_floors_lose_nothing_whatever_commits_when(rig: Rig, backend: PostgresBa
     assert max(floors(rig)) > 50
 
 
-# --- dead-locks ---------------------------------------------------------------------------------------------
-
-
 def test_six_threads_at_random_lose_nothing_and_never_lock_each_other_out(backend: PostgresBackend) -> None:
     policy = ReapPolicy(max_crashes=0, back_off=0.0)
     over = time.monotonic() + 2.0
@@ -437,9 +407,6 @@ def test_six_threads_at_random_lose_nothing_and_never_lock_each_other_out(backen
 SETTLEMENTS: list[Settlement] = [Ack(), Nack(0.0, "boom"), Nack(0.01), Abandon("x"), Release(), Forfeit("x")]
 
 
-# --- enqueueing many ----------------------------------------------------------------------------------------
-
-
 def test_a_second_job_of_an_id_is_left_out_with_the_first_of_another_piece(
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,41 +429,11 @@ def test_many_go_in_their_order_whatever_is_in_pieces(
     assert rig.ask("SELECT count(*) FROM {schema}.messages") == [(0,)]
 
 
-@pytest.mark.parametrize("count", [1, 2, enqueue.COPY_FROM, 200])
-def test_an_id_that_is_known_is_left_alone_among_any_number(backend: PostgresBackend, count: int) -> None:
-    backend.enqueue(a_job("live", identifier="live"))
-    backend.enqueue(a_job("gone", identifier="gone", queue="mails"))
-    assert drain(backend, "mails") == ["gone"]
-    others = numbered(count - 1)
-    for ident in ("live", "gone"):
-        backend.enqueue_many([*others[::2], a_job("again", identifier=ident), *others[1::2]])
-    backend.enqueue_many([a_job("twice", identifier="twice"), *others, a_job("and again", identifier="twice")])
-    expected = ["live", *payloads_of(others) * 2, "twice", *range(count - 1)]
-    assert drain(backend) == expected
-
-
-def payloads_of(definitions: list[Any]) -> list[object]:
-    return [definition.payload for definition in definitions[::2] + definitions[1::2]]
-
-
-@pytest.mark.parametrize("count", [1, 2, 200])
-def test_delayed_and_due_ones_may_be_mixed(backend: PostgresBackend, count: int) -> None:
-    now = time.time()
-    backend.enqueue_many([a_job(number, scheduled_at=at(now + 60 * (number % 2))) for number in range(count)])
-    stats = backend.stats(QUEUE)
-    assert (stats.waiting, stats.delayed) == ((count + 1) // 2, count // 2)
-    [first, *_] = backend.list_messages()
-    assert first.available_at == first.enqueued_at
-
-
 def test_a_batch_that_fails_halfway_leaves_nothing(rig: Rig, backend: PostgresBackend) -> None:
     rig.ask("ALTER TABLE {schema}.messages ADD CONSTRAINT mine CHECK (handler <> 'odd')")
     with pytest.raises(psycopg.errors.CheckViolation):
         backend.enqueue_many([*numbered(100), a_job(handler="odd")])
     assert backend.stats(QUEUE).pending == 0
-
-
-# --- fetching -----------------------------------------------------------------------------------------------
 
 
 def test_what_falls_due_at_once_joins_in_pieces(rig: Rig, backend: PostgresBackend) -> None:
@@ -529,24 +466,6 @@ def test_a_fetch_of_nothing_writes_nothing(rig: Rig, backend: PostgresBackend) -
     wait_until(leave_no_trace, what="nothing is written, but for what the autovacuum writes beside some")
 
 
-def test_a_queue_may_be_called_null_and_a_limit_be_large(backend: PostgresBackend) -> None:
-    backend.enqueue_many([a_job(1, queue="null"), a_job(2, queue="NULL")])
-    leases = [lease for name in ("null", "NULL") for lease in backend.fetch_many(name, limit=2**40)]
-    assert backend.renew_many(leases, 30.0)[1] is not None
-    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK, Settled.OK]
-
-
-def test_every_priority_is_found_whenever_it_first_comes(backend: PostgresBackend) -> None:
-    for number, priority in enumerate([5, 7, 255, 0, 6, 1, 5]):
-        backend.enqueue(a_job(number, priority=priority))
-        assert payloads(backend.fetch_many(QUEUE, limit=1)) == [number]
-    backend.enqueue_many([a_job(priority, priority=priority) for priority in (200, 4, 6, 0, 255, 5)])
-    assert payloads(backend.fetch_many(QUEUE, limit=10)) == [0, 4, 5, 6, 200, 255]
-
-
-# --- memory -------------------------------------------------------------------------------------------------
-
-
 def test_what_need_not_be_remembered_is_swept(rig: Rig, backend: PostgresBackend) -> None:
     rig.ask("INSERT INTO {schema}.calls SELECT 'old-' || n, n, 'o' FROM generate_series(1, 5000) n")
     rig.ask("INSERT INTO {schema}.ended SELECT 'old-' || n, n FROM generate_series(1, 3000) n")
@@ -565,9 +484,6 @@ def test_sweeping_goes_on_beside_the_calls(rig: Rig, backend: PostgresBackend) -
         [lease] = backend.fetch_many(QUEUE, limit=1)
         backend.ack(lease)
     assert rig.ask("SELECT count(*) FROM {schema}.calls WHERE id LIKE 'old-%%' AND %s", True) == [(0,)]
-
-
-# --- texts and filters --------------------------------------------------------------------------------------
 
 
 def test_a_body_that_is_no_text_can_be_looked_for(rig: Rig, backend: PostgresBackend) -> None:
@@ -604,9 +520,6 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     assert backend.count(MessageFilter(states=(State.DEAD,))) == 200 - count
 
 
-# --- servers that are set up otherwise ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_stricter_isolation_by_default_is_slower_and_no_more(rig: Rig, backend: PostgresBackend, level: str) -> None:
     strict = rig.open(timeout=PATIENCE, isolation=level)
@@ -633,13 +546,8 @@ def test_a_search_path_of_somebody_elses_changes_nothing(rig: Rig, backend: Post
         rig.ask(f"DROP SCHEMA {rig.schema}_x CASCADE")
 
 
-def take(backend: PostgresBackend, count: int) -> list[JobLease]:
-    backend.enqueue_many(numbered(count))
-    return backend.fetch_many(QUEUE, limit=count, ttl=300.0)
-
-
 def bury(backend: PostgresBackend, count: int) -> list[JobLease]:
-    leases = take(backend, count)
+    leases = new_leases(backend, count)
     assert set(backend.settle_many([(lease, Abandon("failed")) for lease in leases])) == {Settled.OK}
     return leases
 
@@ -665,7 +573,7 @@ def test_several_pools_that_evict_at_once_count_each_letter_once(rig: Rig) -> No
 
 def test_an_eviction_that_fails_does_not_hide_the_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = rig.open(dead_max=1)
-    leases = take(backend, 2)
+    leases = new_leases(backend, 2)
 
     def fail(*_: object) -> None:
         raise BackendUnavailable("the server is gone")

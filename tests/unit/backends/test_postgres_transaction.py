@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from postgres_rig import Rig
 from psycopg.rows import dict_row
-from support.jobs import QUEUE, a_job, new_lease
+from support.jobs import QUEUE, a_job, new_lease, unique
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
@@ -35,9 +35,6 @@ def connection(rig: Rig, backend: PostgresBackend) -> Connection:
     return connection
 
 
-# --- enqueue -------------------------------------------------------------------------------------------------
-
-
 def test_the_first_job_of_all_may_come_this_way() -> None:
     with Rig(new=True) as rig:
         backend = rig.open()
@@ -48,30 +45,28 @@ def test_the_first_job_of_all_may_come_this_way() -> None:
 
 def test_the_commit_wakes_whoever_waits(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
     took = []
-    with ThreadPoolExecutor(1) as threads:
-        for _ in range(3):
-            waits = rig.open()  # where a look finds the job first, the notification stays behind for the next wait
-            found = threads.submit(waits.wait_any, [QUEUE], 30.0)
-            wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
-            assert waits.wait_any([QUEUE], LOOK_INTERVAL_S) is None  # so long that it looks seldom
-            backend.enqueue_in(connection, [a_job()])
-            started = time.monotonic()
-            connection.commit()
-            assert found.result(10.0) == QUEUE
-            took.append(time.monotonic() - started)
-            assert len(backend.fetch_many(QUEUE, limit=5)) == 1
+    for _ in range(3):
+        waits = rig.open()  # where a look finds the job first, the notification stays behind for the next wait
+        found = rig.submit(waits.wait_any, [QUEUE], 30.0)
+        wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
+        assert waits.wait_any([QUEUE], LOOK_INTERVAL_S) is None  # so long that it looks seldom
+        backend.enqueue_in(connection, [a_job()])
+        started = time.monotonic()
+        connection.commit()
+        assert found.result(10.0) == QUEUE
+        took.append(time.monotonic() - started)
+        assert len(backend.fetch_many(QUEUE, limit=5)) == 1
     assert min(took) < LOOK_INTERVAL_S / 10
 
 
 def test_an_open_transaction_keeps_nobody_from_ringing(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(backend.wait_any, [QUEUE], 30.0)
-        wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
-        backend.enqueue_in(connection, [a_job()])
-        rig.open().enqueue(a_job())
-        assert found.result(10.0) == QUEUE
+    found = rig.submit(backend.wait_any, [QUEUE], 30.0)
+    wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
+    backend.enqueue_in(connection, [a_job()])
+    rig.open().enqueue(a_job())
+    assert found.result(10.0) == QUEUE
 
 
 def test_an_open_transaction_holds_up_nobody(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
@@ -131,36 +126,34 @@ def test_errors_of_the_database_are_the_callers(backend: PostgresBackend, connec
         backend.enqueue_in(connection, [a_job()])
 
 
-def test_another_database_is_named(rig: Rig, backend: PostgresBackend) -> None:
+@pytest.fixture
+def elsewhere(rig: Rig) -> Iterator[str]:
+    """The URL of another database, whose name ends with `_other`."""
     rig.ask(f"CREATE DATABASE {rig.schema}_other")
-    try:
-        with psycopg.connect(rig.server.url(f"{rig.schema}_other")) as connection:
-            told = (
-                f"leads to database '{rig.schema}_other' .* no current schema '{rig.schema}' of jobpool's: connect to"
-            )
+    yield rig.server.url(f"{rig.schema}_other")
+    rig.ask(f"DROP DATABASE {rig.schema}_other")
+
+
+def test_another_database_is_named(rig: Rig, backend: PostgresBackend, elsewhere: str) -> None:
+    told = f"leads to database '{rig.schema}_other' .* no current schema '{rig.schema}' of jobpool's: connect to"
+    with psycopg.connect(elsewhere) as connection:
+        with pytest.raises(ConfigurationError, match=told):
+            backend.enqueue_in(connection, [a_job()])
+        connection.rollback()
+
+
+def test_another_database_with_a_schema_of_that_name_is_refused_too(
+    rig: Rig, backend: PostgresBackend, elsewhere: str
+) -> None:
+    ticket, told = backend.ticket(new_lease(backend)), f"leads to database '{rig.schema}_other' .* is not the queue's"
+    with closing(PostgresBackend.from_url(rig.url(base=elsewhere))) as other, psycopg.connect(elsewhere) as connection:
+        other.prepare()
+        for job in (a_job(), unique()):
             with pytest.raises(ConfigurationError, match=told):
-                backend.enqueue_in(connection, [a_job()])
-            connection.rollback()
-    finally:
-        rig.ask(f"DROP DATABASE {rig.schema}_other")
-
-
-def test_another_database_with_a_schema_of_that_name_is_refused_too(rig: Rig, backend: PostgresBackend) -> None:
-    rig.ask(f"CREATE DATABASE {rig.schema}_other")
-    ticket = backend.ticket(new_lease(backend))
-    try:
-        with closing(PostgresBackend.from_url(rig.url(base=rig.server.url(f"{rig.schema}_other")))) as other:
-            other.prepare()
-            with psycopg.connect(rig.server.url(f"{rig.schema}_other")) as connection:
-                told = f"leads to database '{rig.schema}_other' .* is not the queue's"
-                for job in (a_job(), a_job(unique=True, idempotency_key="one")):
-                    with pytest.raises(ConfigurationError, match=told):
-                        backend.enqueue_in(connection, [job])
-                with pytest.raises(ConfigurationError, match=told):
-                    ack(connection, ticket)
-            assert other.queues() == []
-    finally:
-        rig.ask(f"DROP DATABASE {rig.schema}_other")
+                backend.enqueue_in(connection, [job])
+        with pytest.raises(ConfigurationError, match=told):
+            ack(connection, ticket)
+        assert other.queues() == []
 
 
 def test_a_schema_that_was_made_anew_is_found_again() -> None:
@@ -196,13 +189,10 @@ def test_what_is_no_connection_is_refused_with_the_mend(
         backend.enqueue_in(connection.cursor(), [a_job()])
 
 
-# --- ack -----------------------------------------------------------------------------------------------------
-
-
 def test_a_client_encoding_that_makes_bytes_of_texts_changes_nothing(rig: Rig, backend: PostgresBackend) -> None:
     connection = rig.connect(client_encoding="SQL_ASCII")
-    [first] = backend.enqueue_in(connection, [a_job(unique=True, idempotency_key="→")])
-    assert backend.enqueue_in(connection, [a_job(unique=True, idempotency_key="→")]) == [first]
+    [first] = backend.enqueue_in(connection, [unique("→")])
+    assert backend.enqueue_in(connection, [unique("→")]) == [first]
     connection.commit()
     [lease] = backend.fetch_many(QUEUE, limit=1)
     ack(connection, backend.ticket(lease), [backend.pack(a_job("follow-up"))])

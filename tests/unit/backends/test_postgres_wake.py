@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,25 +26,18 @@ SLACK = 0.5
 """Seconds that a busy machine may add."""
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as threads:
-        yield threads
-
-
-@pytest.fixture
-def rig(threads: ThreadPoolExecutor) -> Iterator[Rig]:
-    del threads  # they end when the backends are closed, so they are there first
-    with Rig() as rig:
-        yield rig
-
-
-def asleep(rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, *queues: str) -> Future[str | None]:
+def asleep(rig: Rig, backend: PostgresBackend, *queues: str) -> Future[str | None]:
     """A thread that waits for these queues, and has lain down."""
     backend.ping()
-    found = threads.submit(backend.wait_any, queues or (QUEUE,), 30.0)
+    found = rig.submit(backend.wait_any, queues or (QUEUE,), 30.0)
     wait_until(lambda: {row[0] for row in rig.ask("SELECT queue FROM {schema}.sleepers")} >= set(queues or (QUEUE,)))
     return found
+
+
+@pytest.fixture
+def own(stack: ExitStack, tmp_path: Path) -> Rig:
+    """On a server of its own."""
+    return stack.enter_context(Rig(stack.enter_context(PostgresServer(tmp_path / "postgres"))))
 
 
 def listeners(rig: Rig) -> list[int]:
@@ -52,11 +45,11 @@ def listeners(rig: Rig) -> list[int]:
     return [pid for (pid,) in rig.ask(sql, f'LISTEN "{channel(rig.schema)}"')]
 
 
-def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_an_enqueue_wakes_at_once(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
     delays = []
     for _ in range(15):
-        found = asleep(rig, backend, threads)
+        found = asleep(rig, backend)
         started = time.monotonic()
         producer.enqueue(a_job())
         assert found.result(10.0) == QUEUE
@@ -65,10 +58,8 @@ def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None
     assert sorted(delays)[7] < LOOK_INTERVAL_S / 10
 
 
-def test_nobody_rings_while_nobody_sleeps(rig: Rig) -> None:
-    backend = rig.open()
-    ear = rig.connect(autocommit=True)
-    ear.execute(f'LISTEN "{channel(rig.schema)}"')
+def test_nobody_rings_while_nobody_sleeps(rig: Rig, backend: PostgresBackend) -> None:
+    ear = rig.listen()
     backend.prepare()
     for _ in range(3):
         backend.enqueue(a_job())
@@ -79,10 +70,10 @@ def test_nobody_rings_while_nobody_sleeps(rig: Rig) -> None:
     assert [heard.payload for heard in ear.notifies(timeout=0.1)] == [QUEUE]
 
 
-def test_threads_that_wait_share_one_connection(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_threads_that_wait_share_one_connection(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
     queues = [f"queue-{number}" for number in range(6)]
-    found = [asleep(rig, backend, threads, queue) for queue in queues]
+    found = [asleep(rig, backend, queue) for queue in queues]
     assert len(listeners(rig)) == 1
     for queue, waiting in zip(reversed(queues), reversed(found), strict=True):
         started = Stopwatch()
@@ -92,9 +83,9 @@ def test_threads_that_wait_share_one_connection(rig: Rig, threads: ThreadPoolExe
     assert not any(waiting.running() for waiting in found)
 
 
-def test_a_listening_connection_that_breaks_is_replaced(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_a_listening_connection_that_breaks_is_replaced(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
-    found = asleep(rig, backend, threads)
+    found = asleep(rig, backend)
     [old] = wait_until(lambda: listeners(rig))
     rig.ask("SELECT pg_terminate_backend(%s, 5000)", old)
     [new] = wait_until(lambda: listeners(rig), what="another connection listens")
@@ -103,9 +94,9 @@ def test_a_listening_connection_that_breaks_is_replaced(rig: Rig, threads: Threa
     assert found.result(10.0) == QUEUE
 
 
-def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_what_came_while_nobody_listened_is_found(rig: Rig) -> None:
     backend, producer = rig.open(), rig.open()
-    found = asleep(rig, backend, threads)
+    found = asleep(rig, backend)
     [old] = wait_until(lambda: listeners(rig))
     started = Stopwatch()
     rig.ask("SELECT pg_terminate_backend(%s)", old)
@@ -114,7 +105,7 @@ def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolE
     assert started.seconds() < LOOK_INTERVAL_S + SLACK
 
 
-def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig) -> None:
     """It looked just before we lay down, and commits just after we looked; however quiet it was before."""
     backend, other = rig.open(), rig.connect()
     took = []
@@ -123,7 +114,7 @@ def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: Thre
         rig.ask("DELETE FROM {schema}.sleepers")
         parameters = (f"late-{number}", QUEUE)
         other.execute(f"SELECT {rig.schema}.enqueue_one(%s, true, %s, 'report', 5::smallint, NULL, '')", parameters)
-        found = asleep(rig, backend, threads)
+        found = asleep(rig, backend)
         started = time.monotonic()
         other.commit()
         assert found.result(10.0) == QUEUE
@@ -132,18 +123,16 @@ def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: Thre
     assert min(took) < LOOK_INTERVAL_S / 5
 
 
-def test_a_look_without_time_does_not_lie_down(rig: Rig) -> None:
+def test_a_look_without_time_does_not_lie_down(rig: Rig, backend: PostgresBackend) -> None:
     """Else a real sleeper after it finds that somebody lay there, and waits longer for what enqueues did not see."""
-    backend = rig.open()
     backend.wait_any([QUEUE], LOOK_INTERVAL_S + 0.1)
     rig.ask("DELETE FROM {schema}.sleepers")
     assert backend.wait_any([QUEUE], 0.0) is None
     assert rig.ask("SELECT count(*) FROM {schema}.sleepers") == [(0,)]
 
 
-def test_to_lie_down_waits_for_no_disk(rig: Rig) -> None:
+def test_to_lie_down_waits_for_no_disk(rig: Rig, backend: PostgresBackend) -> None:
     """After a crash nobody sleeps any more. For everything else the connection waits as before."""
-    backend = rig.open()
     backend.wait_any([QUEUE], 0.0)
     [link] = backend._database._idle
     backend._waiter._look((QUEUE,), asleep=True)
@@ -151,9 +140,9 @@ def test_to_lie_down_waits_for_no_disk(rig: Rig) -> None:
     assert link.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
-def test_who_may_not_listen_finds_it_all_the_same(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_who_may_not_listen_finds_it_all_the_same(rig: Rig) -> None:
     backend, producer = rig.open(listen="no"), rig.open()
-    found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+    found = rig.submit(backend.wait_any, [QUEUE], 30.0)
     assert not found.done()
     started = Stopwatch()
     producer.enqueue(a_job())
@@ -162,22 +151,14 @@ def test_who_may_not_listen_finds_it_all_the_same(rig: Rig, threads: ThreadPoolE
     assert listeners(rig) == []
 
 
-def test_where_no_connection_is_left_to_listen_on_it_looks_at_intervals(rig: Rig, threads: ThreadPoolExecutor) -> None:
-    role = f"{rig.schema}_user"
+def test_where_no_connection_is_left_to_listen_on_it_looks_at_intervals(rig: Rig, role: str) -> None:
     rig.open().prepare()
-    rig.ask(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
-    rig.ask(f"GRANT ALL ON SCHEMA {{schema}} TO {role}")
-    rig.ask(f"GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO {role}")
-    backend = rig.open(base=f"postgresql://{role}@{rig.server.host}:{rig.server.port}/postgres")
-    try:
-        found = threads.submit(backend.wait_any, [QUEUE], 30.0)
-        rig.open().enqueue(a_job())
-        assert found.result(10.0) == QUEUE
-        assert listeners(rig) == []
-    finally:
-        backend.close()
-        rig.ask(f"DROP OWNED BY {role}")
-        rig.ask(f"DROP ROLE {role}")
+    rig.ask(f'ALTER ROLE "{role}" CONNECTION LIMIT 1')
+    rig.ask(f'GRANT ALL ON SCHEMA {{schema}} TO "{role}"; GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO "{role}"')
+    found = rig.submit(rig.open(base=rig.base(role)).wait_any, [QUEUE], 30.0)
+    rig.open().enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+    assert listeners(rig) == []
 
 
 @pytest.mark.parametrize("listen", ["auto", "no"])
@@ -237,7 +218,7 @@ def test_a_look_costs_little_though_its_first_were_at_empty_tables() -> None:
         assert min(took) < 0.005
 
 
-def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig) -> None:
     """Others take every message: this one must not look, and ring, a thousand times a second."""
     backend = rig.open()
     backend.prepare()
@@ -247,15 +228,13 @@ def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: 
             backend.wait_any([QUEUE], 30.0)
         return True
 
-    found = threads.submit(fetched)
+    found = rig.submit(fetched)
     wait_until(lambda: bool(rig.ask("SELECT queue FROM {schema}.sleepers")))
     bell = rig.connect(autocommit=True)
     rung, give_up = 0, time.monotonic() + 0.5
     while time.monotonic() < give_up:
         rung += len(
-            bell.execute(
-                f"DELETE FROM {rig.schema}.sleepers RETURNING pg_notify(%s, queue)", [channel(rig.schema)]
-            ).fetchall()
+            rig.within(bell, "DELETE FROM {schema}.sleepers RETURNING pg_notify(%s, queue)", channel(rig.schema))
         )
     assert rung < 200
     assert not found.done()
@@ -263,23 +242,21 @@ def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: 
     assert found.result(10.0)
 
 
-def test_who_is_notified_in_a_quiet_time_does_not_look_again(
-    rig: Rig, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_notified_in_a_quiet_time_does_not_look_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = rig.open()
-    found = asleep(rig, backend, threads, "mails", QUEUE)
+    found = asleep(rig, backend, "mails", QUEUE)
     monkeypatch.setattr(backend._waiter, "_look", lambda *_, **__: (None, 30.0))  # no look finds anything
     rig.open().enqueue(a_job())
     assert found.result(10.0) == QUEUE
 
 
 def test_who_found_what_it_was_notified_of_does_not_look_the_next_time_either(
-    rig: Rig, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, producer = rig.open(), rig.open()
     monkeypatch.setattr(wait, "_HOPEFUL_S", 60.0)
     for _ in range(3):
-        found = asleep(rig, backend, threads)
+        found = asleep(rig, backend)
         with monkeypatch.context() as blind:
             blind.setattr(backend._waiter, "_look", lambda *_, **__: (None, 30.0))  # no look finds anything
             producer.enqueue(a_job())
@@ -287,13 +264,10 @@ def test_who_found_what_it_was_notified_of_does_not_look_the_next_time_either(
         assert len(backend.fetch_many(QUEUE, limit=2)) == 1
 
 
-# --- ends ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("listen", ["auto", "no"])
-def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: ThreadPoolExecutor, listen: str) -> None:
+def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, listen: str) -> None:
     backend = rig.open(listen=listen, application_name=rig.schema)
-    found = [threads.submit(backend.wait_any, [queue], 30.0) for queue in ("one", "two", "three")]
+    found = [rig.submit(backend.wait_any, [queue], 30.0) for queue in ("one", "two", "three")]
     wait_until(lambda: all(waiting.running() for waiting in found))
     wait_until(lambda: listen == "no" or listeners(rig), what="one listens")
     started = Stopwatch()
@@ -305,42 +279,39 @@ def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: Threa
     wait_until(lambda: rig.ask(count, rig.schema) == [(0,)], what="no connection is left")
 
 
-def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(tmp_path: Path) -> None:
-    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig, ThreadPoolExecutor(1) as threads:
-        backend, producer = rig.open(timeout=1), rig.open()
-        found = asleep(rig, backend, threads)
-        server.kill()
-        error = found.exception(10.0)
-        assert isinstance(error, BackendUnavailable)
-        assert f"127.0.0.1:{server.port}" in str(error)
-        server.start()
-        found = asleep(rig, backend, threads)
-        wait_until(lambda: listeners(rig), limit=10.0, what="it listens again")
-        producer.enqueue(a_job())
-        assert found.result(10.0) == QUEUE
+def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(own: Rig) -> None:
+    backend, producer = own.open(timeout=1), own.open()
+    found = asleep(own, backend)
+    own.server.kill()
+    error = found.exception(10.0)
+    assert isinstance(error, BackendUnavailable)
+    assert f"127.0.0.1:{own.server.port}" in str(error)
+    own.server.start()
+    found = asleep(own, backend)
+    wait_until(lambda: listeners(own), limit=10.0, what="it listens again")
+    producer.enqueue(a_job())
+    assert found.result(10.0) == QUEUE
 
 
-def test_a_server_that_stands_still_is_told_in_time(tmp_path: Path) -> None:
-    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig, ThreadPoolExecutor(1) as threads:
-        backend = rig.open(timeout=0.5)
-        found = asleep(rig, backend, threads)
-        server.pause()
-        started = Stopwatch()
-        assert isinstance(found.exception(10.0), BackendUnavailable)
-        assert started.seconds() < LOOK_INTERVAL_S + 0.5 + SLACK
-        server.resume()
-        rig.open().enqueue(a_job())
-        assert threads.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE
+def test_a_server_that_stands_still_is_told_in_time(own: Rig) -> None:
+    backend = own.open(timeout=0.5)
+    found = asleep(own, backend)
+    own.server.pause()
+    started = Stopwatch()
+    assert isinstance(found.exception(10.0), BackendUnavailable)
+    assert started.seconds() < LOOK_INTERVAL_S + 0.5 + SLACK
+    own.server.resume()
+    own.open().enqueue(a_job())
+    assert own.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE
 
 
-def test_waiting_needs_no_thread_of_its_own(rig: Rig) -> None:
-    backend = rig.open()
+def test_waiting_needs_no_thread_of_its_own(backend: PostgresBackend) -> None:
     before = threading.active_count()
     assert backend.wait_any([QUEUE], 0.05) is None
     assert threading.active_count() == before
 
 
-def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig, threads: ThreadPoolExecutor) -> None:
+def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig) -> None:
     backend = rig.open()
     backend.wait_any([QUEUE], 0.5)
     ear = listeners(rig)
@@ -350,15 +321,14 @@ def test_a_close_in_a_forked_child_leaves_the_parents_ear_open(rig: Rig, threads
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    found = asleep(rig, backend, threads)
+    found = asleep(rig, backend)
     rig.open().enqueue(a_job())
     assert found.result(10.0) == QUEUE
     assert listeners(rig) == ear != []
 
 
-def test_a_sweep_forgets_waiters_for_jobs_that_have_ended(rig: Rig) -> None:
+def test_a_sweep_forgets_waiters_for_jobs_that_have_ended(rig: Rig, backend: PostgresBackend) -> None:
     """They were killed, or woken for another job."""
-    backend = rig.open()
     for number in range(3):
         backend.enqueue(a_job(number, identifier=f"job-{number}"))
     backend.batches.open(NewBatch("open"))

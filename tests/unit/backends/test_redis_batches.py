@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from redis_rig import Rig, take
+from support.claims import claim, ids
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
@@ -26,8 +27,7 @@ def opened(backend: RedisBackend, **callback: object) -> None:
 
 
 @pytest.mark.parametrize("ident", [None, "order-17"])
-def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, ident: str | None) -> None:
-    backend = rig.open()
+def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, backend: RedisBackend, ident: str | None) -> None:
     opened(backend)
     known = backend.enqueue(a_job(batch=BATCH, identifier=ident))
     [member] = rig.call("ZRANGE", rig.key("ready"), 0, -1)
@@ -44,8 +44,7 @@ def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, ident: str | N
     assert rig.call("PTTL", rig.keys.shared("", f"batch:{BATCH}")) == -1
 
 
-def test_what_is_left_after_its_end_expires(rig: Rig) -> None:
-    backend = rig.open()
+def test_what_is_left_after_its_end_expires(rig: Rig, backend: RedisBackend) -> None:
     opened(backend)
     backend.batches.open(NewBatch("inner", BATCH))
     for batch in (BATCH, "inner"):
@@ -67,18 +66,13 @@ def test_ends_that_are_not_settlements_are_counted_and_wake_a_waiter_of_the_call
     opened(backend)
     ident = backend.enqueue(a_job(batch=BATCH))
     backend.batches.close(BATCH)
-    claims = backend.claims
     if way == "claim":
-        held = claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0)
-        assert held is not None
-        claims.delete_many(QUEUE, [ident], held.id)
+        backend.claims.delete_many(QUEUE, [ident], claim(backend).id)
     elif way == "limit":
-        held = claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0)
-        assert held is not None
-        claims.release(QUEUE, held.id)
-        assert claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0, max_claims=1) is None
+        backend.claims.release(QUEUE, claim(backend).id)
+        assert backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0, max_claims=1) is None
     elif way == "pop":
-        assert [message.id for message in claims.pop(QUEUE, 1)] == [ident]
+        assert ids(backend.claims.pop(QUEUE, 1)) == [ident]
     else:
         for _ in range(2):
             backend.forfeit(take(backend)[0], "SIGSEGV")
@@ -92,9 +86,8 @@ def test_ends_that_are_not_settlements_are_counted_and_wake_a_waiter_of_the_call
     assert [lease.id for lease in take(backend, 5, "done")] == ["done"]
 
 
-def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig) -> None:
+def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig, backend: RedisBackend) -> None:
     """As when somebody removed it by hand."""
-    backend = rig.open()
     opened(backend)
     backend.enqueue_many(numbered(2, batch=BATCH))
     rig.call("DEL", rig.keys.shared("", f"batch:{BATCH}"))
@@ -104,11 +97,7 @@ def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig) -> None:
         backend.enqueue(a_job(batch=BATCH))
 
 
-# --- what they cost -----------------------------------------------------------------------------------------
-
-
-def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(rig: Rig) -> None:
-    backend = rig.open()
+def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(rig: Rig, backend: RedisBackend) -> None:
     opened(backend)
     backend.enqueue_many(numbered(10, batch=BATCH))
     backend.settle_many([(lease, Ack()) for lease in take(backend, 10)])
@@ -128,9 +117,8 @@ def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(ri
     assert many_settled.total() < 25
 
 
-def test_others_pay_one_look_while_there_are_members(rig: Rig) -> None:
+def test_others_pay_one_look_while_there_are_members(rig: Rig, backend: RedisBackend) -> None:
     """In a queue without members nothing is added; in one with members, a look for a call."""
-    backend = rig.open()
     opened(backend)
 
     def work() -> None:
@@ -144,9 +132,6 @@ def test_others_pay_one_look_while_there_are_members(rig: Rig) -> None:
     assert rig.spent(work) == before
     backend.enqueue_many(numbered(50, priority=9, batch=BATCH))
     assert rig.spent(work) - before == Counter(exists=1, hmget=1)
-
-
-# --- where there are none -----------------------------------------------------------------------------------
 
 
 def test_where_queues_are_spread_a_member_is_refused_with_a_sentence() -> None:

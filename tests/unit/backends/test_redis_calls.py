@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from redis_rig import Rig, take
-from support.jobs import QUEUE, a_job, at, numbered
-from support.servers import RedisServer
+from support.jobs import QUEUE, a_job, at, new_leases, numbered
 
 from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool_backends.redis import enqueue
+from jobpool_backends.redis import RedisBackend, enqueue
 from jobpool_backends.redis import leases as leases_module
 from jobpool_backends.redis.keyspace import BULK
 
 AT_ONCE = ReapPolicy(back_off=0.0)
 
 
-# --- several queues at once -------------------------------------------------------------------------------
-
-
-def test_a_call_over_several_queues_is_remembered_as_one(rig: Rig) -> None:
-    backend = rig.open()
-    backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(6)])
-    leases = [lease for number in range(3) for lease in take(backend, 2, f"q{number}")]
-    backend.ack(leases[3])
-    batch = [(leases[place], Ack()) for place in (4, 0, 3, 1, 5, 2)]
-    first = backend.settle_many(batch, call_id="c1")
-    assert first == [Settled.OK, Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK, Settled.OK, Settled.OK]
-    again = backend.settle_many(batch, call_id="c1")
-    assert again == [Settled.ALREADY if answer is Settled.OK else answer for answer in first]
-
-
-def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig) -> None:
-    backend = turned.open()
+def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig, backend: RedisBackend) -> None:
     now = turned.server.now()
     first = backend.enqueue_many(numbered(3))
     turned.server.turn_to(now - 3600.0)
@@ -46,14 +26,10 @@ def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig) -> None:
     turned.server.turn_to(now)
 
 
-# --- large calls ------------------------------------------------------------------------------------------
-
-
 def test_a_batch_of_several_scripts_answers_and_repeats_as_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases_module, "MAX_LEASES_PER_SCRIPT", 10)
     backend = rig.open()
-    backend.enqueue_many(numbered(25))
-    leases = take(backend, 25)
+    leases = new_leases(backend, 25)
     assert all(backend.renew_many(leases, 20.0))
     backend.ack(leases[13])
     answers = backend.settle_many([(lease, Ack()) for lease in leases], call_id="c1")
@@ -73,9 +49,11 @@ def test_follow_ups_of_a_batch_go_to_thousands_of_queues(rig: Rig) -> None:
     assert rig.holds("ids") == rig.holds("queues") - 1 == sum(counts)
 
 
-def test_large_bodies_come_in_several_fetches_and_in_order(rig: Rig) -> None:
-    backend = rig.open()
+def test_large_bodies_are_listed_whole_and_fetched_in_several_pieces_in_order(rig: Rig, backend: RedisBackend) -> None:
     known = backend.enqueue_many([a_job("x" * 900_000) for _ in range(14)])
+    messages = backend.list_messages()
+    assert [message.id for message in messages] == known
+    assert all(len(message.body) > 900_000 for message in messages)
     fetched = take(backend, 14)
     assert 0 < len(fetched) < 14
     assert backend.stats(QUEUE).waiting == 14 - len(fetched)
@@ -83,14 +61,6 @@ def test_large_bodies_come_in_several_fetches_and_in_order(rig: Rig) -> None:
     while more := take(backend, 14):
         fetched += more
     assert [lease.id for lease in fetched] == known
-
-
-def test_a_page_of_large_bodies_is_whole(rig: Rig) -> None:
-    backend = rig.open()
-    known = backend.enqueue_many([a_job("x" * 900_000) for _ in range(14)])
-    messages = backend.list_messages()
-    assert [message.id for message in messages] == known
-    assert all(len(message.body) > 900_000 for message in messages)
 
 
 def test_too_many_jobs_in_one_call_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,29 +71,12 @@ def test_too_many_jobs_in_one_call_are_refused(rig: Rig, monkeypatch: pytest.Mon
     assert backend.stats(QUEUE).pending == 0
 
 
-def test_thousands_in_one_enqueue_fall_due_in_pieces(turned: Rig) -> None:
-    backend = turned.open()
-    later = at(turned.server.now() + 5)
-    known = backend.enqueue_many([a_job(number, scheduled_at=later) for number in range(7000)])
-    turned.server.advance(5.0)
-    assert backend.stats(QUEUE).waiting == 7000
-    assert [message.id for message in backend.list_messages(MessageFilter(states=(State.WAITING,)), limit=5)] == known[
-        :5
-    ]
-    fetched = [lease.id for _ in range(8) for lease in take(backend, 1000)]
-    assert sorted(fetched) == sorted(known)
-
-
-def test_an_urgent_job_that_falls_due_after_thousands_comes_first(turned: Rig) -> None:
-    backend = turned.open()
+def test_an_urgent_job_that_falls_due_after_thousands_comes_first(turned: Rig, backend: RedisBackend) -> None:
     soon, later = at(turned.server.now() + 5), at(turned.server.now() + 6)
-    backend.enqueue_many([a_job(number, scheduled_at=soon) for number in range(3000)])
+    backend.enqueue_many(numbered(3000, scheduled_at=soon))
     urgent = backend.enqueue(a_job(priority=0, scheduled_at=later))
     turned.server.advance(6.0)
     assert [lease.id for lease in take(backend)] == [urgent]
-
-
-# --- dead letters -----------------------------------------------------------------------------------------
 
 
 def test_nothing_is_left_of_what_is_evicted(rig: Rig) -> None:
@@ -134,11 +87,7 @@ def test_nothing_is_left_of_what_is_evicted(rig: Rig) -> None:
     assert [rig.holds(name) for name in ("dead", "buried", "record", "body", "notes", "ids")] == [2] * 6
 
 
-# --- what a person finds and changes ----------------------------------------------------------------------
-
-
-def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many(numbered(2))
     [lease] = take(backend)
     backend.abandon(lease, "failed")
@@ -151,42 +100,8 @@ def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig) -> None:
     assert backend.stats(QUEUE).leased == 2
 
 
-def test_a_list_follows_many_priorities_and_states(rig: Rig) -> None:
-    backend = rig.open()
-    known = backend.enqueue_many(
-        [a_job(number, priority=number % 200, scheduled_at=at(4e9) if number % 3 else None) for number in range(600)]
-    )
-    backend.settle_many([(lease, Abandon("failed")) for lease in take(backend, 60)])
-    take(backend, 60)
-    seen: list[str] = []
-    after = None
-    while page := backend.list_messages(after=after, limit=77):
-        seen += [message.id for message in page]
-        after = page[-1].cursor
-    assert seen == known
-
-
-def test_more_leases_than_one_piece_are_listed_in_order(rig: Rig) -> None:
-    backend = rig.open()
-    known = backend.enqueue_many([a_job(number, priority=number % 3) for number in range(1200)])
-    take(backend, 1200)
-    where = MessageFilter(states=(State.LEASED,))
-    assert [message.id for message in backend.list_messages(where, limit=1000)] == known[:1000]
-    assert backend.count(where) == 1200
-
-
-def test_many_ids_are_found_in_one_call(rig: Rig) -> None:
-    backend = rig.open()
-    known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(1500)])
-    assert backend.count(MessageFilter(ids=tuple(known))) == 1500
-
-
-# --- damage -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("lost", ["record", "body"])
-def test_a_member_without_its_message_is_dropped_and_stops_nobody(rig: Rig, lost: str) -> None:
-    backend = rig.open()
+def test_a_member_without_its_message_is_dropped_and_stops_nobody(rig: Rig, backend: RedisBackend, lost: str) -> None:
     _, known, last = backend.enqueue_many(numbered(3))
     ghost = rig.call("ZRANGE", rig.key("ready"), 0, 0)[0]
     rig.call("HDEL", rig.key(lost), ghost)
@@ -198,10 +113,8 @@ def test_a_member_without_its_message_is_dropped_and_stops_nobody(rig: Rig, lost
     assert [lease.id for lease in backend.fetch_many(QUEUE, limit=2, fetch_id="again")] == []
 
 
-def test_a_lease_without_its_message_is_reaped_in_silence(turned: Rig) -> None:
-    backend = turned.open()
-    backend.enqueue_many(numbered(2))
-    gone, kept = take(backend, 2, ttl=1.0)
+def test_a_lease_without_its_message_is_reaped_in_silence(turned: Rig, backend: RedisBackend) -> None:
+    gone, kept = new_leases(backend, 2, ttl=1.0)
     turned.call("HDEL", turned.key("record"), str(gone.token))
     assert backend.ack(gone) is Settled.NOT_IN_FLIGHT
     assert backend.renew_many([gone], 5.0) == [None]
@@ -210,10 +123,8 @@ def test_a_lease_without_its_message_is_reaped_in_silence(turned: Rig) -> None:
     assert backend.stats(QUEUE).leased == 0
 
 
-def test_a_server_that_was_flushed_is_an_empty_one(rig: Rig) -> None:
-    backend = rig.open()
-    backend.enqueue_many(numbered(2))
-    lease, _ = take(backend, 2)
+def test_a_server_that_was_flushed_is_an_empty_one(rig: Rig, backend: RedisBackend) -> None:
+    lease, _ = new_leases(backend, 2)
     for name in rig.names():
         rig.call("DEL", name)
     assert backend.ack(lease) is Settled.NOT_IN_FLIGHT
@@ -256,15 +167,6 @@ def test_a_job_whose_follow_up_cannot_be_added_stays_leased(rig: Rig, settlement
     assert backend.settle_many([(lease, settlement)], call_id="c1") == [Settled.OK]
     assert backend.stats(QUEUE).leased == 0
     assert len(take(backend, 5, queue="mails")) == rig.holds("ids") == 1
-
-
-# --- full memory ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def full(tmp_path: Path) -> Iterator[Rig]:
-    with RedisServer(tmp_path / "full", turned=True) as server, Rig(server) as rig:
-        yield rig
 
 
 def test_with_its_memory_full_nothing_comes_in_and_all_that_is_there_can_be_worked_off(full: Rig) -> None:

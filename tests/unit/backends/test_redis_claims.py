@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import cast
 
 import pytest
 from redis_rig import Rig, take
 from support.claims import AT_ONCE, a_post, bodies, claim, found, ids, nothing_to_claim, post
 from support.jobs import QUEUE, a_job, new_lease, numbered
-from support.servers import RedisServer
 
 from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound
 from jobpool.message.settlement import Ack, Settled
+from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.inspect import Inspector
 
 ID = "0123456789abcdef" * 2
@@ -30,9 +29,6 @@ def sizes(rig: Rig, *names: str) -> list[int]:
     return [rig.holds(name) for name in names]
 
 
-# --- what stands there --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("ident", "letter"), [(None, "p"), ("mine", "q")])
 def test_the_record_of_a_post_is_that_of_a_job_without_a_handler(rig: Rig, ident: str | None, letter: str) -> None:
     backend = rig.open()
@@ -43,8 +39,7 @@ def test_the_record_of_a_post_is_that_of_a_job_without_a_handler(rig: Rig, ident
     assert sizes(rig, "posts", "lives", "ready") == [2, 1, 0]
 
 
-def test_the_record_of_a_job_tells_of_claims_only_when_it_was_claimed(rig: Rig) -> None:
-    backend = rig.open()
+def test_the_record_of_a_job_tells_of_claims_only_when_it_was_claimed(rig: Rig, backend: RedisBackend) -> None:
     ident = backend.enqueue(a_job(identifier="mine"))
     plain = record(rig, ident)
     assert re.fullmatch(r"0 0 0 - \d{16} gmine report", plain)
@@ -61,8 +56,7 @@ def test_the_record_of_a_job_tells_of_claims_only_when_it_was_claimed(rig: Rig) 
     assert record(rig, ident).endswith(" gmine report")
 
 
-def test_nothing_is_left_of_claims_and_posts_when_they_are_done(turned: Rig) -> None:
-    backend = turned.open()
+def test_nothing_is_left_of_claims_and_posts_when_they_are_done(turned: Rig, backend: RedisBackend) -> None:
     known = post(backend, b"0", b"1", life=100.0) + backend.enqueue_many(numbered(1))
     post(backend, b"delayed", b"delayed", life=200.0, delay=50.0)
     held = claim(backend, ttl=60.0)
@@ -75,8 +69,7 @@ def test_nothing_is_left_of_claims_and_posts_when_they_are_done(turned: Rig) -> 
     assert left == {turned.key(name) for name in ("last", "queues", "bell")}  # which the next fetch takes away
 
 
-def test_what_has_ended_leaves_a_number_and_the_ids_that_were_given(turned: Rig) -> None:
-    backend = turned.open()
+def test_what_has_ended_leaves_a_number_and_the_ids_that_were_given(turned: Rig, backend: RedisBackend) -> None:
     backend.claims.post(QUEUE, [a_post(ident="mine", life=60.0), a_post(life=60.0)])
     turned.server.advance(300.0)
     assert backend.claims.stats(QUEUE).expired == 2
@@ -87,8 +80,7 @@ def test_what_has_ended_leaves_a_number_and_the_ids_that_were_given(turned: Rig)
     assert until == pytest.approx((turned.server.now() - 240.0 + 600.0) * 1e6, abs=1.0)  # since its end, not since now
 
 
-def test_the_members_of_one_claim_are_in_its_checkout_alone(rig: Rig) -> None:
-    backend = rig.open()
+def test_the_members_of_one_claim_are_in_its_checkout_alone(rig: Rig, backend: RedisBackend) -> None:
     known = post(backend, b"0", b"1", b"2")
     claim(backend, 2, claim_id=ID, ttl=61.5, grace=70.0)
     [head] = rig.call("HVALS", rig.key("checkouts"))
@@ -99,11 +91,7 @@ def test_the_members_of_one_claim_are_in_its_checkout_alone(rig: Rig) -> None:
     assert rig.call("ZSCORE", rig.key("claims"), ID) == head[:16]
 
 
-# --- who comes too late -----------------------------------------------------------------------------------
-
-
-def test_a_late_settlement_is_told_how_things_are(turned: Rig) -> None:
-    backend = turned.open()
+def test_a_late_settlement_is_told_how_things_are(turned: Rig, backend: RedisBackend) -> None:
     late = new_lease(backend, ttl=1.0)
     turned.server.advance(1.0)
     backend.reap(QUEUE, AT_ONCE)
@@ -116,8 +104,7 @@ def test_a_late_settlement_is_told_how_things_are(turned: Rig) -> None:
     assert backend.stats(QUEUE).waiting == 1
 
 
-def test_a_bulk_that_saw_a_message_before_its_claim_leaves_it_alone(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_bulk_that_saw_a_message_before_its_claim_leaves_it_alone(backend: RedisBackend) -> None:
     inspector = cast(Inspector, backend._inspector)
     post(backend)
     rows = list(inspector.search(MessageFilter(queue=QUEUE)))
@@ -126,8 +113,7 @@ def test_a_bulk_that_saw_a_message_before_its_claim_leaves_it_alone(rig: Rig) ->
     assert len(backend.claims.get(QUEUE, held.id).messages) == 1
 
 
-def test_a_bulk_deletes_what_an_ended_claim_held_though_nobody_has_swept(turned: Rig) -> None:
-    backend = turned.open()
+def test_a_bulk_deletes_what_an_ended_claim_held_though_nobody_has_swept(turned: Rig, backend: RedisBackend) -> None:
     known = [*post(backend, b"0", life=500.0), backend.enqueue(a_job())]
     claim(backend, ttl=60.0)
     turned.server.advance(60.0)
@@ -137,12 +123,8 @@ def test_a_bulk_deletes_what_an_ended_claim_held_though_nobody_has_swept(turned:
     assert sizes(turned, "checkouts", "posts", "ready", "claimed", "postsclaimed", "lives", "record") == [0] * 7
 
 
-# --- long backlogs ----------------------------------------------------------------------------------------
-
-
-def test_a_free_message_is_found_behind_any_number_that_have_ended(turned: Rig) -> None:
+def test_a_free_message_is_found_behind_any_number_that_have_ended(turned: Rig, backend: RedisBackend) -> None:
     """One script looks at some 4,000; what it saw is gone, and the next one goes on."""
-    backend = turned.open()
     assert backend.claims.pop(QUEUE, 5) == []  # a server that does not know the script yet is asked twice
     backend.claims.post(QUEUE, [a_post(life=60.0) for _ in range(9000)])
     [behind] = post(backend, b"behind")
@@ -153,8 +135,7 @@ def test_a_free_message_is_found_behind_any_number_that_have_ended(turned: Rig) 
     assert backend.claims.stats(QUEUE).expired == 9000
 
 
-def test_a_thousand_at_most_die_in_one_call(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_thousand_at_most_die_in_one_call(rig: Rig, backend: RedisBackend) -> None:
     post(backend, *(b"%d" % number for number in range(1010)))
     for member in rig.call("ZRANGE", rig.key("posts"), 0, -1):
         stored = rig.call("HGET", rig.key("record"), member)
@@ -165,8 +146,7 @@ def test_a_thousand_at_most_die_in_one_call(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("way", ["reap", "stats"])
-def test_many_claims_that_ended_are_freed_by_the_thousand(turned: Rig, way: str) -> None:
-    backend = turned.open()
+def test_many_claims_that_ended_are_freed_by_the_thousand(turned: Rig, backend: RedisBackend, way: str) -> None:
     backend.enqueue_many(numbered(1100))
     for _ in range(55):
         claim(backend, 20, ttl=60.0)
@@ -180,8 +160,7 @@ def test_many_claims_that_ended_are_freed_by_the_thousand(turned: Rig, way: str)
     assert sizes(turned, "claims", "claimids", "checkouts", "claimed") == [0] * 4
 
 
-def test_what_a_reap_frees_counts_toward_its_thousand(turned: Rig) -> None:
-    backend = turned.open()
+def test_what_a_reap_frees_counts_toward_its_thousand(turned: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many(numbered(500))
     take(backend, 500, ttl=1.0)
     post(backend, *(b"%d" % number for number in range(400)), life=60.0)
@@ -198,9 +177,8 @@ def test_what_a_reap_frees_counts_toward_its_thousand(turned: Rig) -> None:
     assert sizes(turned, "posts", "lives", "ready") == [0, 0, 900]
 
 
-def test_claims_are_listed_behind_a_page_of_ended_ones(turned: Rig) -> None:
+def test_claims_are_listed_behind_a_page_of_ended_ones(turned: Rig, backend: RedisBackend) -> None:
     """Those of which nobody has noticed the end: more than a script looks at."""
-    backend = turned.open()
     post(backend, b"0", b"1")
     claim(backend, 1, ttl=60.0, claim_id="f" * 32)
     names = [f"{number:032x}" for number in range(1500)]
@@ -212,12 +190,8 @@ def test_claims_are_listed_behind_a_page_of_ended_ones(turned: Rig) -> None:
     assert backend.claims.list_claims(QUEUE, after="f" * 32) == []
 
 
-# --- answers are bounded ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [2**20, 2**20 - 1])
-def test_a_claim_of_large_messages_gets_fewer(rig: Rig, size: int) -> None:
-    backend = rig.open()
+def test_a_claim_of_large_messages_gets_fewer(backend: RedisBackend, size: int) -> None:
     known = post(backend, *([b"x" * size] * 10), b"small")
     first = claim(backend, 20)
     assert len(first.messages) in (4, 5)
@@ -228,11 +202,7 @@ def test_a_claim_of_large_messages_gets_fewer(rig: Rig, size: int) -> None:
     assert ids(backend.claims.list_free(QUEUE))[-1] == known[-1]
 
 
-# --- what somebody's hand did -----------------------------------------------------------------------------
-
-
-def test_a_member_without_a_message_is_in_nobodys_way(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_member_without_a_message_is_in_nobodys_way(rig: Rig, backend: RedisBackend) -> None:
     known = [*post(backend, b"0", b"1"), backend.enqueue(a_job()), *post(backend, b"2")]
     for ident, name in ((known[0], "record"), (known[1], "body"), (known[2], "record")):
         member = rig.call("HGET", rig.key("ids"), ident).decode().split(" ")[0]
@@ -247,8 +217,7 @@ def test_a_member_without_a_message_is_in_nobodys_way(rig: Rig) -> None:
     assert backend.claims.release(QUEUE, held.id) == 0
 
 
-def test_a_queue_that_was_thrown_away_has_no_claims(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_queue_that_was_thrown_away_has_no_claims(rig: Rig, backend: RedisBackend) -> None:
     known = post(backend, b"0", b"1")
     held = claim(backend, 1)
     for name in rig.names():
@@ -260,35 +229,28 @@ def test_a_queue_that_was_thrown_away_has_no_claims(rig: Rig) -> None:
     assert backend.queues() == []
 
 
-# --- full memory ------------------------------------------------------------------------------------------
-
-
-def test_with_its_memory_full_nothing_is_posted_and_all_that_is_there_can_be_worked_off(tmp_path: Path) -> None:
-    with RedisServer(tmp_path / "full", turned=True) as server, Rig(server) as rig:
-        backend = rig.open()
-        backend.claims.post(QUEUE, [a_post(ident=ident, life=1000.0) for ident in "abcdef"])
-        backend.claims.post(QUEUE, [a_post(ident="soon", delay=5.0)])
-        backend.enqueue_many(numbered(2))
-        ended = claim(backend, 1, ttl=60.0)
-        rig.call("CONFIG", "SET", "maxmemory", 1)
-        with pytest.raises(BackendUnavailable, match="maxmemory"):
-            post(backend, b"more")
-        server.advance(60.0)
-        held = claim(backend, 4, ttl=100.0, grace=1000.0)
-        assert ids(held.messages) == [*ids(ended.messages), "b", "c", "d"]
-        assert backend.claims.renew(QUEUE, held.id, ttl=2000.0).count == 4
-        assert backend.claims.delete_many(QUEUE, ["b"], held.id) == [Deleted.DONE]
-        assert backend.claims.release(QUEUE, held.id) == 3
-        assert claim(backend, 1, max_claims=1).messages[0].id == "e"
-        assert backend.stats(QUEUE).dead == 3
-        assert len(backend.claims.pop(QUEUE, 2)) == 2
-        assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RESUME) == 3
-        server.advance(2000.0)
-        assert backend.claims.stats(QUEUE).expired == 1
-        assert backend.claims.delete_many(QUEUE, ["a", "c", "d"]) == [Deleted.DONE] * 3
-
-
-# --- a store of the version before ------------------------------------------------------------------------
+def test_with_its_memory_full_nothing_is_posted_and_all_that_is_there_can_be_worked_off(full: Rig) -> None:
+    backend = full.open()
+    backend.claims.post(QUEUE, [a_post(ident=ident, life=1000.0) for ident in "abcdef"])
+    backend.claims.post(QUEUE, [a_post(ident="soon", delay=5.0)])
+    backend.enqueue_many(numbered(2))
+    ended = claim(backend, 1, ttl=60.0)
+    full.call("CONFIG", "SET", "maxmemory", 1)
+    with pytest.raises(BackendUnavailable, match="maxmemory"):
+        post(backend, b"more")
+    full.server.advance(60.0)
+    held = claim(backend, 4, ttl=100.0, grace=1000.0)
+    assert ids(held.messages) == [*ids(ended.messages), "b", "c", "d"]
+    assert backend.claims.renew(QUEUE, held.id, ttl=2000.0).count == 4
+    assert backend.claims.delete_many(QUEUE, ["b"], held.id) == [Deleted.DONE]
+    assert backend.claims.release(QUEUE, held.id) == 3
+    assert claim(backend, 1, max_claims=1).messages[0].id == "e"
+    assert backend.stats(QUEUE).dead == 3
+    assert len(backend.claims.pop(QUEUE, 2)) == 2
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RESUME) == 3
+    full.server.advance(2000.0)
+    assert backend.claims.stats(QUEUE).expired == 1
+    assert backend.claims.delete_many(QUEUE, ["a", "c", "d"]) == [Deleted.DONE] * 3
 
 
 def test_a_store_that_knows_nothing_of_claims_can_be_claimed_from(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis_rig import Rig, take
 from support.claims import a_post, claim
-from support.jobs import QUEUE, a_job, at
+from support.jobs import QUEUE, a_job, at, new_leases, numbered
 
 from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
@@ -73,24 +73,26 @@ WORK = [fetch_and_ack, fetch_and_nack, fetch_and_abandon, fetch_and_reap, look, 
 @pytest.mark.parametrize("state", [State.WAITING, State.DELAYED, State.DEAD])
 @pytest.mark.parametrize("work", WORK, ids=[work.__name__ for work in WORK])
 def test_the_commands_are_the_same_among_few_and_among_many(work: Work, state: State) -> None:
-    few, many = (cost(work, state, count) for count in (FEW, MANY))
+    few, many = (cost(partial(fill, count=count, state=state), enqueue_some, work) for count in (FEW, MANY))
     assert few == many
 
 
-def cost(work: Work, state: State, count: int) -> Counter[str]:
+def enqueue_some(backend: RedisBackend) -> None:
+    backend.enqueue_many(numbered(50))
+
+
+def cost(fill: Work, add: Work, work: Work) -> Counter[str]:
+    """Of `work` on what `add` adds to what `fill` has put there."""
     with Rig() as rig:
         backend = rig.open()
-        fill(backend, count, state)
-        backend.enqueue_many([a_job(number) for number in range(50)])
-        work(backend)  # once, so that the server knows the scripts
-        backend.enqueue_many([a_job(number) for number in range(50)])
-        before = rig.commands()
-        work(backend)
-        return rig.commands() - before
+        fill(backend)
+        for _ in range(2):  # the server knows the scripts the second time
+            add(backend)
+            spent = rig.spent(partial(work, backend))
+        return spent
 
 
-def test_a_short_page_of_what_is_seldom_found_is_looked_for_in_large_pieces(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_short_page_of_what_is_seldom_found_is_looked_for_in_large_pieces(rig: Rig, backend: RedisBackend) -> None:
     fill(backend, MANY, State.WAITING)
     last = backend.enqueue(a_job("needle", priority=9))
     found: list[str] = []
@@ -99,8 +101,6 @@ def test_a_short_page_of_what_is_seldom_found_is_looked_for_in_large_pieces(rig:
     assert found == [last]
     assert spent["evalsha"] < MANY / 50
 
-
-# --- what is not used costs nothing -------------------------------------------------------------------------
 
 PLAIN = {
     "enqueue one": Counter(evalsha=1, time=1, hmget=1, hset=3, zadd=1, sadd=1, exists=1, rpush=1, set=1),
@@ -115,66 +115,60 @@ PLAIN = {
 }
 
 
-def test_plain_jobs_run_the_commands_that_they_always_did() -> None:
+def test_plain_jobs_run_the_commands_that_they_always_did(rig: Rig, backend: RedisBackend) -> None:
     """Nothing of guards, unique keys and moves is sent or done for them."""
-    with Rig() as rig:
-        backend = rig.open()
-        fetch_and_ack_some(backend)
-        backend.reap(QUEUE)
-        assert rig.spent(lambda: backend.enqueue_many([a_job(number) for number in range(20)])) == PLAIN["enqueue"]
-        leases = []
-        assert rig.spent(lambda: leases.extend(take(backend, 20))) == PLAIN["fetch"]
-        assert rig.spent(lambda: backend.settle_many([(lease, Ack()) for lease in leases])) == PLAIN["ack"]
-        assert rig.spent(lambda: backend.reap(QUEUE)) == PLAIN["reap"]
-        assert rig.spent(lambda: backend.enqueue(a_job())) == PLAIN["enqueue one"]
+    fetch_and_ack_some(backend)
+    backend.reap(QUEUE)
+    assert rig.spent(lambda: backend.enqueue_many(numbered(20))) == PLAIN["enqueue"]
+    leases = []
+    assert rig.spent(lambda: leases.extend(take(backend, 20))) == PLAIN["fetch"]
+    assert rig.spent(lambda: backend.settle_many([(lease, Ack()) for lease in leases])) == PLAIN["ack"]
+    assert rig.spent(lambda: backend.reap(QUEUE)) == PLAIN["reap"]
+    assert rig.spent(lambda: backend.enqueue(a_job())) == PLAIN["enqueue one"]
 
 
 def fetch_and_ack_some(backend: RedisBackend) -> None:
     """So that the server knows the scripts."""
     backend.enqueue(a_job())
     assert all(backend.settle_many([(lease, Ack()) for lease in take(backend, 1)]))
-    backend.enqueue_many([a_job(number) for number in range(20)])
+    backend.enqueue_many(numbered(20))
     assert all(backend.settle_many([(lease, Ack()) for lease in take(backend, 20)]))
 
 
-def test_plain_jobs_are_the_words_that_they_always_were() -> None:
-    with Rig() as rig:
-        backend = rig.open()
-        new = backend.pack(a_job(identifier="order-17"))
-        assert messages_words([new], [QUEUE]) == [1, "order-17", 1, "005", "", "gorder-17 report", new.body]
-        backend.enqueue_many([a_job(identifier="order-17"), *[a_job(number) for number in range(2)]])
-        given, minted, failing = take(backend, 3)
-        batch = Batch([(given, Ack()), (minted, Ack()), (failing, Nack(1.0, "boom"))], range(3), {})
-        members = [str(lease.token)[:19] for lease in (given, minted, failing)]
-        holders = [lease.owner_token[:16] for lease in (given, minted, failing)]
-        ids = [lease.id for lease in (given, minted, failing)]
-        assert batch.words() == [3, "Aan", *members, *holders, *ids, 1_000_000, b"=boom"]
+def test_plain_jobs_are_the_words_that_they_always_were(backend: RedisBackend) -> None:
+    new = backend.pack(a_job(identifier="order-17"))
+    assert messages_words([new], [QUEUE]) == [1, "order-17", 1, "005", "", "gorder-17 report", new.body]
+    backend.enqueue_many([a_job(identifier="order-17"), *numbered(2)])
+    given, minted, failing = take(backend, 3)
+    batch = Batch([(given, Ack()), (minted, Ack()), (failing, Nack(1.0, "boom"))], range(3), {})
+    members = [str(lease.token)[:19] for lease in (given, minted, failing)]
+    holders = [lease.owner_token[:16] for lease in (given, minted, failing)]
+    ids = [lease.id for lease in (given, minted, failing)]
+    assert batch.words() == [3, "Aan", *members, *holders, *ids, 1_000_000, b"=boom"]
 
 
-def test_what_guards_cost() -> None:
+def test_what_guards_cost(rig: Rig, backend: RedisBackend) -> None:
     """One script for all that a batch asks: a few commands for it, and a few for each thing that is asked."""
-    with Rig() as rig:
-        backend = rig.open()
-        asked = leases_to_guard(backend, "warm")
-        backend.keys.begin_many(asked)
-        backend.settle_many([(lease.guarded(guards), Ack()) for lease, guards in asked])
-        asked = leases_to_guard(backend, "new")
-        call = Counter(evalsha=1, time=1, zrem=1, zmscore=1, hmget=1, zrange=1)
-        key, hold = Counter(get=20, hlen=20, hset=20), Counter(hlen=20, hset=20)
-        rate = Counter(zscore=20, zremrangebyscore=20, zcount=20, zadd=40, pttl=20)
-        noted = Counter(zadd=20)
-        told = rig.spent(lambda: backend.keys.begin_many(asked))
-        assert told.pop("pexpire") <= 20
-        assert told == call + key + hold + rate + noted
-        settled = [(lease.guarded(guards), Ack()) for lease, guards in asked]
-        assert rig.spent(lambda: backend.settle_many(settled)) == PLAIN["ack with more"] + Counter(
-            {"set": 20, "zrem": 1, "hdel": 40}
-        )
+    asked = leases_to_guard(backend, "warm")
+    backend.keys.begin_many(asked)
+    backend.settle_many([(lease.guarded(guards), Ack()) for lease, guards in asked])
+    asked = leases_to_guard(backend, "new")
+    call = Counter(evalsha=1, time=1, zrem=1, zmscore=1, hmget=1, zrange=1)
+    key, hold = Counter(get=20, hlen=20, hset=20), Counter(hlen=20, hset=20)
+    rate = Counter(zscore=20, zremrangebyscore=20, zcount=20, zadd=40, pttl=20)
+    noted = Counter(zadd=20)
+    told = rig.spent(lambda: backend.keys.begin_many(asked))
+    assert told.pop("pexpire") <= 20
+    assert told == call + key + hold + rate + noted
+    settled = [(lease.guarded(guards), Ack()) for lease, guards in asked]
+    assert rig.spent(lambda: backend.settle_many(settled)) == PLAIN["ack with more"] + Counter(
+        {"set": 20, "zrem": 1, "hdel": 40}
+    )
 
 
 def leases_to_guard(backend: RedisBackend, word: str) -> list[tuple[JobLease, Guards]]:
     """20, each with what it is to ask for: a key and a lock of its own, and a rate that all share."""
-    backend.enqueue_many([a_job(number) for number in range(20)])
+    backend.enqueue_many(numbered(20))
     rates = (Rate("queue", 1000),)
     return [
         (lease, Guards(key=f"{word}-{number}", holds=(Hold(f"{word}-{number}"),), rates=rates))
@@ -182,28 +176,23 @@ def leases_to_guard(backend: RedisBackend, word: str) -> list[tuple[JobLease, Gu
     ]
 
 
-def test_a_refused_begin_costs_no_more_than_one_look_at_those_who_hold() -> None:
-    with Rig() as rig:
-        backend = rig.open()
-        guards = Guards(holds=(Hold("queue", 5),))
-        backend.enqueue_many([a_job(number) for number in range(60)])
-        leases = take(backend, 60)
-        assert sum(map(bool, backend.keys.begin_many([(lease, guards) for lease in leases]))) == 5
-        refused = [(lease, guards) for lease in leases[10:]]
-        told = rig.spent(lambda: backend.keys.begin_many(refused))
-        assert told == Counter(evalsha=1, time=1, zrem=1, zmscore=2, hmget=2, zrange=1, hlen=50, hexists=50, hgetall=1)
+def test_a_refused_begin_costs_no_more_than_one_look_at_those_who_hold(rig: Rig, backend: RedisBackend) -> None:
+    guards = Guards(holds=(Hold("queue", 5),))
+    leases = new_leases(backend, 60)
+    assert sum(map(bool, backend.keys.begin_many([(lease, guards) for lease in leases]))) == 5
+    refused = [(lease, guards) for lease in leases[10:]]
+    told = rig.spent(lambda: backend.keys.begin_many(refused))
+    assert told == Counter(evalsha=1, time=1, zrem=1, zmscore=2, hmget=2, zrange=1, hlen=50, hexists=50, hgetall=1)
 
 
-def test_a_unique_job_costs_a_few_commands_more() -> None:
-    with Rig() as rig:
-        backend = rig.open()
-        fetch_and_ack_some(backend)
-        jobs = [a_job(unique=True, idempotency_key=f"order-{number}") for number in range(20)]
-        more = Counter({"get": 20, "exists": 20, "set": 20, "hset": 20})
-        assert rig.spent(lambda: backend.enqueue_many(jobs)) == PLAIN["enqueue"] + more
-        acks = [(lease, Ack()) for lease in take(backend, 20)]
-        more = Counter({"hmget": 1, "get": 20, "set": 20, "hdel": 1})
-        assert rig.spent(lambda: backend.settle_many(acks)) == PLAIN["ack with more"] + more
+def test_a_unique_job_costs_a_few_commands_more(rig: Rig, backend: RedisBackend) -> None:
+    fetch_and_ack_some(backend)
+    jobs = [a_job(unique=True, idempotency_key=f"order-{number}") for number in range(20)]
+    more = Counter({"get": 20, "exists": 20, "set": 20, "hset": 20})
+    assert rig.spent(lambda: backend.enqueue_many(jobs)) == PLAIN["enqueue"] + more
+    acks = [(lease, Ack()) for lease in take(backend, 20)]
+    more = Counter({"hmget": 1, "get": 20, "set": 20, "hdel": 1})
+    assert rig.spent(lambda: backend.settle_many(acks)) == PLAIN["ack with more"] + more
 
 
 FEW_POSTS, MANY_POSTS = 60, 2000
@@ -232,7 +221,7 @@ def lease_all(backend: RedisBackend, count: int) -> None:
     take(backend, count)
 
 
-FILLS: dict[str, Callable[[RedisBackend, int], object]] = {
+FILLS: dict[str, Callable[..., object]] = {
     "free posts": post_some,
     "posts that end": partial(post_some, life=1000.0),
     "delayed posts": partial(post_some, delay=900.0, life=1000.0),
@@ -262,22 +251,15 @@ def one_round(backend: RedisBackend) -> None:
 
 @pytest.mark.parametrize("there", FILLS)
 def test_the_commands_on_claims_are_the_same_among_few_and_among_many(there: str) -> None:
-    assert cost_of_claims(there, FEW_POSTS) == cost_of_claims(there, MANY_POSTS)
+    few, many = (
+        cost(partial(FILLS[there], count=count), partial(post_some, count=30), one_round)
+        for count in (FEW_POSTS, MANY_POSTS)
+    )
+    assert few == many
 
 
-def cost_of_claims(there: str, count: int) -> Counter[str]:
-    with Rig() as rig:
-        backend = rig.open()
-        FILLS[there](backend, count)
-        post_some(backend, 30)
-        one_round(backend)  # once, so that the server knows the scripts
-        post_some(backend, 30)
-        return rig.spent(lambda: one_round(backend))
-
-
-def test_a_message_costs_its_share_of_a_claim(rig: Rig) -> None:
+def test_a_message_costs_its_share_of_a_claim(rig: Rig, backend: RedisBackend) -> None:
     """20 messages are claimed, renewed and deleted with the commands of one, and a look at the length of each body."""
-    backend = rig.open()
     post_some(backend, 100)
     handled = [rig.spent(partial(handle, backend, limit)) for limit in (1, 1, 20)]
     assert handled[2] - handled[1] == Counter(hstrlen=2 * 19)
@@ -290,8 +272,7 @@ def handle(backend: RedisBackend, limit: int) -> None:
     backend.claims.delete_many(QUEUE, [message.id for message in held.messages], held.id)
 
 
-def test_pools_run_the_same_commands_whatever_is_posted_and_claimed(rig: Rig) -> None:
-    backend = rig.open()
+def test_pools_run_the_same_commands_whatever_is_posted_and_claimed(rig: Rig, backend: RedisBackend) -> None:
 
     def work() -> None:
         backend.enqueue_many([a_job(priority=1) for _ in range(20)])
@@ -311,8 +292,7 @@ def test_pools_run_the_same_commands_whatever_is_posted_and_claimed(rig: Rig) ->
     assert rig.spent(work) == before
 
 
-def test_a_look_at_a_queue_without_claims_asks_once_whether_there_are_any(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_look_at_a_queue_without_claims_asks_once_whether_there_are_any(rig: Rig, backend: RedisBackend) -> None:
     backend.enqueue(a_job())
     backend.stats(QUEUE)
     told = rig.spent(lambda: backend.stats(QUEUE))

@@ -6,12 +6,11 @@ import pytest
 from msgspec.structs import replace
 from redis_rig import Rig, take
 from support.claims import a_post
-from support.jobs import QUEUE, a_job, new_lease, numbered
+from support.jobs import QUEUE, a_job, new_lease, new_leases, numbered
+from support.looks import begin
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
-from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
-from jobpool.message.lease import JobLease
+from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Settled
 from jobpool_backends.redis import RedisBackend, keys
 from jobpool_backends.redis.keys import guarded_token
@@ -20,19 +19,11 @@ from jobpool_torture.network import Proxy
 ALL = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"), Hold("queue", 5)), rates=(Rate("queue", 5),))
 
 
-def begin(backend: QueueBackend, lease: JobLease, guards: Guards = ALL) -> Begun:
-    [answer] = backend.keys.begin_many([(lease, guards)])
-    return answer
-
-
 def beside(rig: Rig) -> set[str]:
     """The keys of the key store, as they are now, without the prefix."""
     kinds = ("done", "runs", "hold", "guarded", "rate")
     names = (name.removeprefix(rig.key("")) for name in rig.names())
     return {name for name in names if name.split(":")[0] in kinds}
-
-
-# --- a lost answer -----------------------------------------------------------------------------------------
 
 
 def test_a_first_run_or_a_pop_whose_answer_is_lost_is_not_undone_in_silence() -> None:
@@ -52,13 +43,10 @@ def test_a_first_run_or_a_pop_whose_answer_is_lost_is_not_undone_in_silence() ->
         backend.close()
 
 
-# --- what is left ------------------------------------------------------------------------------------------
-
-
 def test_after_the_ack_only_the_done_key_and_the_starts_are_left_and_they_end_by_themselves(rig: Rig) -> None:
     backend = rig.open()
     lease = new_lease(backend)
-    assert begin(backend, lease)
+    assert begin(backend, lease, ALL)
     assert beside(rig) == {"runs:order-17", "hold:job:nightly", "hold:queue", "guarded", "rate:queue"}
     assert backend.ack(lease.guarded(ALL)) is Settled.OK
     assert beside(rig) == {"done:order-17", "rate:queue"}
@@ -66,8 +54,7 @@ def test_after_the_ack_only_the_done_key_and_the_starts_are_left_and_they_end_by
     assert 119_000 < rig.call("PTTL", rig.key("rate:queue")) <= 120_002
 
 
-def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig) -> None:
-    backend = turned.open()
+def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many(numbered(30))
     for number, lease in enumerate(take(backend, 29, ttl=10.0)):
         assert begin(backend, lease, Guards(key=f"order-{number}", holds=(Hold(f"job:{number}"),)))
@@ -80,11 +67,9 @@ def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig) -> N
     assert turned.holds("guarded") == 1
 
 
-def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig) -> None:
-    backend = turned.open()
-    backend.enqueue_many(numbered(2))
-    one, other = take(backend, 2, ttl=10.0)
-    assert begin(backend, one)
+def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig, backend: RedisBackend) -> None:
+    one, other = new_leases(backend, 2, ttl=10.0)
+    assert begin(backend, one, ALL)
     assert backend.ack(one) is Settled.OK
     turned.server.advance(5.0)
     other = backend.renew(other, 60.0)
@@ -95,10 +80,8 @@ def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig) -> None
     assert beside(turned) == {"rate:queue"}
 
 
-def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned: Rig) -> None:
-    backend = turned.open()
-    backend.enqueue_many(numbered(2))
-    long, other = take(backend, 2, ttl=10.0)
+def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned: Rig, backend: RedisBackend) -> None:
+    long, other = new_leases(backend, 2, ttl=10.0)
     assert begin(backend, long, replace(ALL, rates=()))
     for _ in range(5):
         turned.server.advance(9.0)
@@ -112,21 +95,17 @@ def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned:
     assert beside(turned) == set()
 
 
-def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig) -> None:
-    backend = turned.open()
+def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many(numbered(2))
     [first] = take(backend, ttl=10.0)
-    assert begin(backend, first)
+    assert begin(backend, first, ALL)
     turned.server.advance(10.0)
     backend.reap(QUEUE)
     second, other = take(backend, 2)
-    assert begin(backend, second)  # and tidies up
+    assert begin(backend, second, ALL)  # and tidies up
     assert begin(backend, other, Guards(key="order-17")).answer is Begin.HELD
     assert backend.keys.holders(QUEUE, "job:nightly") == [second.id]
     assert turned.holds("guarded") == 1
-
-
-# --- rates of several windows -------------------------------------------------------------------------------
 
 
 def test_starts_that_are_counted_no_more_are_not_kept(turned: Rig) -> None:
@@ -139,9 +118,6 @@ def test_starts_that_are_counted_no_more_are_not_kept(turned: Rig) -> None:
     assert turned.holds("rate:x") == 2  # and the length of the window
 
 
-# --- calls -------------------------------------------------------------------------------------------------
-
-
 def test_a_large_batch_is_several_scripts_and_answered_in_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "MAX_LEASES_PER_SCRIPT", 4)
     backend = rig.open()
@@ -152,20 +128,16 @@ def test_a_large_batch_is_several_scripts_and_answered_in_order(rig: Rig, monkey
     assert [bool(answer) for answer in answers] == [True] * 14 + [False] * 6
 
 
-def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig, backend: RedisBackend) -> None:
     backend.enqueue_many([a_job(number, queue=f"q{number % 5}") for number in range(50)])
     leases = [lease for number in range(5) for lease in take(backend, 10, f"q{number}")]
     backend.keys.begin_many([(lease, ALL) for lease in leases])
-    before = rig.commands()
-    backend.keys.begin_many([(lease, ALL) for lease in leases])
-    calls = rig.commands() - before
+    calls = rig.spent(lambda: backend.keys.begin_many([(lease, ALL) for lease in leases]))
     assert (calls["evalsha"], calls["eval"], calls["time"]) == (1, 0, 1)
 
 
-def test_the_guards_of_a_lease_are_always_the_same_bytes(rig: Rig) -> None:
+def test_the_guards_of_a_lease_are_always_the_same_bytes(backend: RedisBackend) -> None:
     """`settle.lua` finds what `acquire_guards.lua` has noted by them."""
-    backend = rig.open()
     lease = new_lease(backend)
     holds = '[["job:nightly",1],["queue",5]]'
     assert guarded_token(lease, ALL) == (

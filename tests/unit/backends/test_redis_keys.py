@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 import pytest
 from msgspec.structs import replace
 from redis_rig import Rig, take
-from support.jobs import QUEUE, a_job, at, new_lease
+from support.jobs import QUEUE, a_job, at, new_lease, new_leases
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
@@ -19,6 +19,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Settled
+from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis import keyspace as keys_module
 from jobpool_backends.redis.keyspace import KeyNames
 
@@ -30,18 +31,17 @@ def documented() -> dict[str, str]:
     return {name: types.get(kind, kind) for name, kind in rows}
 
 
-def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> None:
+def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig, threads: ThreadPoolExecutor) -> None:
     backend = rig.open(dead_max=1)
     given = [f"order-{number}" for number in range(6)]
     backend.enqueue_many([*(a_job(identifier=ident) for ident in given), a_job(scheduled_at=at(2e9 * 2))])
     leases = take(backend, 5)
-    waiter = Thread(target=lambda: backend.wait_ended([leases[0].id, given[5]], 0.5))
-    waiter.start()
+    waiter = threads.submit(backend.wait_ended, [leases[0].id, given[5]], 0.5)
     wait_until(lambda: rig.call("EXISTS", rig.key("awaited")))
     kept = Ack(result=Kept(b"record", 60.0))
     backend.settle_many([(leases[0], kept), (leases[1], Abandon("failed", "boom")), (leases[2], Abandon("failed"))])
     backend.settle_many([(leases[3], Forfeit("SIGSEGV"))])
-    waiter.join()
+    waiter.result(10.0)
     backend.wait_ended([given[5]], 0.01)
     guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 9),))
     assert backend.keys.begin_many([(leases[4], guards)])[0]
@@ -73,10 +73,8 @@ def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None
     assert keys.one("reports", "done:a{b}") == "shop:{reports}:done:a{b}"  # the first braces count
 
 
-def test_nothing_is_left_of_a_message_but_the_memory_of_calls(rig: Rig) -> None:
-    backend = rig.open()
-    backend.enqueue_many([a_job(number) for number in range(3)])
-    failing, crashing, released = take(backend, 3)
+def test_nothing_is_left_of_a_message_but_the_memory_of_calls(rig: Rig, backend: RedisBackend) -> None:
+    failing, crashing, released = new_leases(backend, 3)
     backend.nack(failing, error="boom")
     backend.forfeit(crashing, "SIGSEGV")
     backend.reap(QUEUE)
@@ -87,8 +85,7 @@ def test_nothing_is_left_of_a_message_but_the_memory_of_calls(rig: Rig) -> None:
     assert all(0 < rig.call("PTTL", name) <= 60_001 for name in rig.names() - left)
 
 
-def test_nothing_is_left_of_a_guarded_message_but_what_expires(rig: Rig) -> None:
-    backend = rig.open()
+def test_nothing_is_left_of_a_guarded_message_but_what_expires(rig: Rig, backend: RedisBackend) -> None:
     backend.enqueue(a_job(unique=True, idempotency_key="order-17"))
     guards = Guards(key="order-17", keep=30.0, holds=(Hold("queue"),), rates=(Rate("queue", 9),))
     [lease] = take(backend)
@@ -99,8 +96,7 @@ def test_nothing_is_left_of_a_guarded_message_but_what_expires(rig: Rig) -> None
     assert max(rig.call("PTTL", name) for name in rig.names()) <= 120_002
 
 
-def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig, backend: RedisBackend) -> None:
     ident = backend.enqueue(a_job({"customer": "Zürich"}))
     [lease] = take(backend)
     backend.abandon(lease, "failed", 'ValueError: "no"\n\x00 \ud800')
@@ -113,8 +109,7 @@ def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig) ->
     assert re.fullmatch(rf"1 1 0 - \d{{16}} m{ident} report", record)
 
 
-def test_a_leased_message_shows_its_holder(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_leased_message_shows_its_holder(rig: Rig, backend: RedisBackend) -> None:
     lease = new_lease(backend, identifier="order-17", ttl=12.5)
     record = rig.call("HGET", rig.key("record"), rig.call("ZRANGE", rig.key("leased"), 0, 0)[0]).decode()
     assert re.fullmatch(rf"{lease.owner_token[:16]} 00000012500000 1 0 0 - \d{{16}} gorder-17 report", record)
@@ -153,8 +148,7 @@ def listed(backend: QueueBackend, **options: object) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["last", "done:order-17", "unique:order-17"])
-def test_a_text_that_was_written_by_hand_counts_for_nothing(rig: Rig, name: str) -> None:
-    backend = rig.open()
+def test_a_text_that_was_written_by_hand_counts_for_nothing(rig: Rig, backend: RedisBackend, name: str) -> None:
     for job in (a_job(), a_job(unique=True, idempotency_key="order-17")):
         rig.call("SET", rig.key(name), "by hand")
         backend.enqueue(job)
@@ -166,8 +160,7 @@ def test_a_text_that_was_written_by_hand_counts_for_nothing(rig: Rig, name: str)
     assert backend.stats(QUEUE).dead == 2
 
 
-def test_records_that_have_ended_are_removed_by_the_next_that_are_written(turned: Rig) -> None:
-    backend = turned.open()
+def test_records_that_have_ended_are_removed_by_the_next_that_are_written(turned: Rig, backend: RedisBackend) -> None:
     backend.keys.put_records(SPACE, {f"pool-{number}": b"{}" for number in range(90)}, 10.0)
     backend.keys.put_records(SPACE, {"long": b"{}"}, 1000.0)
     turned.server.advance(10.0)
@@ -177,8 +170,7 @@ def test_records_that_have_ended_are_removed_by_the_next_that_are_written(turned
     assert [turned.holds(name, SPACE) for name in OF_RECORDS] == [2] * 3
 
 
-def test_a_space_ends_with_its_last_record(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_space_ends_with_its_last_record(rig: Rig, backend: RedisBackend) -> None:
     for ttl in (10.0, 100.0, 1.0):
         backend.keys.put_records(SPACE, {f"for-{ttl}": b"{}"}, ttl)
     assert all(99_000 < rig.call("PTTL", rig.key(name, SPACE)) <= 100_002 for name in OF_RECORDS)
@@ -186,8 +178,7 @@ def test_a_space_ends_with_its_last_record(rig: Rig) -> None:
     assert rig.names() == set()
 
 
-def test_many_large_records_come_in_several_answers(rig: Rig) -> None:
-    backend = rig.open()
+def test_many_large_records_come_in_several_answers(rig: Rig, backend: RedisBackend) -> None:
     records = {f"{number:03d}": bytes([number]) * 250_000 for number in range(90)}
     backend.keys.put_records(SPACE, records, 100.0)
     listed(backend, limit=1)  # so that the server knows the script
@@ -195,24 +186,3 @@ def test_many_large_records_come_in_several_answers(rig: Rig) -> None:
     assert dict(backend.keys.list_records(SPACE)) == records
     assert (rig.commands() - before)["evalsha"] == 3
     assert listed(backend, after="003", limit=50) == [f"{number:03d}" for number in range(4, 54)]
-
-
-def test_thousands_of_records_are_listed_past_those_that_have_ended(turned: Rig) -> None:
-    backend = turned.open()
-    backend.keys.put_records(SPACE, {f"a-{number:04d}": b"" for number in range(7000)}, 1.0)
-    turned.server.advance(1.0)
-    backend.keys.put_records(SPACE, {f"b-{number:04d}": b"" for number in range(1200)}, 100.0)
-    assert listed(backend) == [f"b-{number:04d}" for number in range(1000)]
-    assert len(listed(backend, limit=10_000)) == 1200
-    assert listed(backend, prefix="b-1", after="b-1197") == ["b-1198", "b-1199"]
-
-
-def test_a_call_of_more_lines_than_a_log_keeps_leaves_the_newest(rig: Rig) -> None:
-    backend = rig.open()
-    lines = [(f"job-{number % 2}", str(number).encode()) for number in range(20_000)]
-    backend.keys.append_log(SPACE, lines, 3)
-    assert backend.keys.read_log(SPACE, "job-1") == [b"19999", b"19997", b"19995"]
-    backend.keys.append_log(SPACE, lines, 9000)
-    assert rig.call("LLEN", rig.key("log:job-0", SPACE)) == 9000
-    assert backend.keys.read_log(SPACE, "job-0", limit=2) == [b"19998", b"19996"]
-    assert backend.keys.list_logs(SPACE) == ["job-0", "job-1"]

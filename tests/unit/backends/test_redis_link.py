@@ -7,25 +7,24 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from answering import answering
 from redis.exceptions import ResponseError
-from redis_rig import Rig
+from redis_rig import Start, linked
 from support.descriptors import open_descriptors
 from support.servers import RedisServer, fresh_name, shared_redis
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
-from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis import RedisBackend
-from jobpool_backends.redis.connection import WORDS_AT_ONCE, Endpoint
-from jobpool_backends.redis.connections import Link, Script, ServerLink
+from jobpool_backends.redis.connection import WORDS_AT_ONCE
+from jobpool_backends.redis.connections import Link, Script
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 Open = Callable[..., Link]
@@ -37,17 +36,9 @@ def server() -> RedisServer:
 
 
 @pytest.fixture
-def open_link(server: RedisServer) -> Iterator[Open]:
+def open_link(server: RedisServer, stack: ExitStack) -> Open:
     """Opens links to the server of this process, and closes them."""
-    opened: list[Link] = []
-
-    def open_one(**fields: object) -> Link:
-        opened.append(ServerLink(Endpoint(**{"host": server.host, "port": server.port, **fields})))  # type: ignore[arg-type]
-        return opened[-1]
-
-    yield open_one
-    for link in opened:
-        link.close()
+    return lambda **fields: stack.enter_context(linked(server, **fields))
 
 
 @pytest.fixture
@@ -63,9 +54,6 @@ def key() -> str:
 def connections(link: Link) -> int:
     """Of all clients of the server, that of this question included."""
     return int(link.call("CLIENT", "LIST").count(b"\n"))
-
-
-# --- scripts and commands ----------------------------------------------------------------------------------
 
 
 def test_a_script_that_the_server_has_forgotten_is_sent_whole(link: Link, key: str) -> None:
@@ -98,13 +86,9 @@ def test_a_word_of_a_kind_that_redis_does_not_take_is_a_fault_of_the_caller(link
 
 
 def test_a_unix_socket(server: RedisServer) -> None:
-    link = ServerLink(Endpoint(path=str(server.socket_path), db=1))
-    assert link.call("PING") == b"PONG"
-    assert b" db=1 " in link.call("CLIENT", "INFO")
-    link.close()
-
-
-# --- waiting -----------------------------------------------------------------------------------------------
+    with linked(f"redis+unix://{server.socket_path}", db=1) as link:
+        assert link.call("PING") == b"PONG"
+        assert b" db=1 " in link.call("CLIENT", "INFO")
 
 
 def test_a_bell_that_rang_before_is_heard_at_once_and_taken_and_then_none(link: Link, key: str) -> None:
@@ -122,55 +106,45 @@ def test_a_wait_may_last_longer_than_an_answer(open_link: Open, key: str) -> Non
     assert open_link(timeout=0.2).wait_pop([key], 0.4) is None
 
 
-def test_calls_go_on_while_a_thread_waits(open_link: Open, key: str) -> None:
+def test_calls_go_on_while_a_thread_waits(open_link: Open, key: str, threads: ThreadPoolExecutor) -> None:
     link = open_link()
-    with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(link.wait_pop, [key], 1.0)
-        wait_until(lambda: b"cmd=blpop" in link.call("CLIENT", "LIST"), what="the waiter waits")
-        for _ in range(10):
-            assert link.call("PING") == b"PONG"
-        assert not waiting.done()
-        link.call("RPUSH", key, 1)
+    waiting = threads.submit(link.wait_pop, [key], 1.0)
+    wait_until(lambda: b"cmd=blpop" in link.call("CLIENT", "LIST"), what="the waiter waits")
+    for _ in range(10):
+        assert link.call("PING") == b"PONG"
+    assert not waiting.done()
+    link.call("RPUSH", key, 1)
 
 
-# --- closing -----------------------------------------------------------------------------------------------
-
-
-def test_closing_wakes_who_waits(open_link: Open, key: str) -> None:
+def test_closing_wakes_who_waits(open_link: Open, key: str, threads: ThreadPoolExecutor) -> None:
     link, other = open_link(), open_link()
-    with ThreadPoolExecutor(2) as executor:
-        waits = [executor.submit(link.wait_pop, [key], 60.0) for _ in range(2)]
-        wait_until(lambda: other.call("CLIENT", "LIST").count(b"cmd=blpop") == 2, what="two wait")
-        link.close()
-        for wait in waits:
-            with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
-                wait.result(1.0)
+    waits = [threads.submit(link.wait_pop, [key], 60.0) for _ in range(2)]
+    wait_until(lambda: other.call("CLIENT", "LIST").count(b"cmd=blpop") == 2, what="two wait")
+    link.close()
+    for wait in waits:
+        with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
+            wait.result(1.0)
 
 
-def test_closing_leaves_no_connection_open(open_link: Open, key: str) -> None:
+def test_closing_leaves_no_connection_open(open_link: Open, key: str, threads: ThreadPoolExecutor) -> None:
     other = open_link()
     before = connections(other)
     link = open_link()
-    with ThreadPoolExecutor(4) as executor:
-        list(executor.map(lambda _: link.wait_pop([key], 0.05), range(4)))
-        list(executor.map(lambda _: link.call("PING"), range(20)))
+    list(threads.map(lambda _: link.wait_pop([key], 0.05), range(4)))
+    list(threads.map(lambda _: link.call("PING"), range(20)))
     assert connections(other) > before
     link.close()
     wait_until(lambda: connections(other) == before, what="all are closed")
 
 
-# --- many threads, many connections ------------------------------------------------------------------------
-
-
-def test_eight_threads_share_a_link(open_link: Open, key: str) -> None:
+def test_eight_threads_share_a_link(open_link: Open, key: str, threads: ThreadPoolExecutor) -> None:
     link = open_link()
     before = connections(link)
 
     def work(number: int) -> list[int]:
         return [link.run(ADD, [f"{key}:{number}"], [number]) for _ in range(200)]
 
-    with ThreadPoolExecutor(8) as executor:
-        results = list(executor.map(work, range(1, 9)))
+    results = list(threads.map(work, range(1, 9)))
     assert results == [[number * step for step in range(1, 201)] for number in range(1, 9)]
     assert connections(link) <= before + 7
 
@@ -201,21 +175,15 @@ def test_no_descriptor_is_leaked_by_two_hundred_reconnects(open_link: Open, key:
     assert open_descriptors() <= before
 
 
-# --- a server that fails ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def own(start: Start) -> RedisServer:
     """A server that a test may stop, kill and freeze."""
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
+    return start()
 
 
 @pytest.fixture
-def own_link(own: RedisServer) -> Iterator[Link]:
-    link = ServerLink(Endpoint(own.host, own.port, timeout=0.3, connect_timeout=0.3))
-    yield link
-    link.close()
+def own_link(own: RedisServer, stack: ExitStack) -> Link:
+    return stack.enter_context(linked(own, timeout=0.3, connect_timeout=0.3))
 
 
 def test_work_goes_on_when_the_server_is_back(own: RedisServer, own_link: Link) -> None:
@@ -241,10 +209,9 @@ def test_a_server_that_is_killed_while_somebody_waits_is_noticed_at_once(own: Re
 
 @pytest.mark.xdist_group("timing")
 def test_a_server_that_hangs_is_given_up_in_time_and_work_goes_on_when_it_moves_again(
-    own: RedisServer, own_link: Link
+    own: RedisServer, own_link: Link, threads: ThreadPoolExecutor
 ) -> None:
-    with ThreadPoolExecutor(4) as executor:
-        list(executor.map(lambda _: own_link.call("PING"), range(40)))  # several kept connections
+    list(threads.map(lambda _: own_link.call("PING"), range(40)))  # several kept connections
     own.pause()
     for call in (
         lambda: own_link.call("PING"),
@@ -316,15 +283,6 @@ def test_a_server_that_is_too_old_is_told_so_plainly() -> None:
         pytest.raises(ConfigurationError, match=told),
     ):
         RedisBackend.from_url(f"redis://{host}:{port}")
-
-
-def test_prepare_and_ping_ask_the_server(server: RedisServer) -> None:
-    with Rig(server) as rig:
-        backend = rig.open()
-        backend.prepare()
-        backend.ping()
-        assert rig.names() == set()
-        assert any("appendonly" in caution for caution in cautions_of(backend.diagnose()))
 
 
 INTERRUPT = """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from support.servers import RedisServer
+from redis_rig import Rig, Start, linked
 from support.servers.redis_server import DURABLE
 from support.tables import row
 from support.waiting import wait_until
@@ -25,147 +25,83 @@ from jobpool_backends.redis.checks import (
     server_time,
     try_to_write,
 )
-from jobpool_backends.redis.connection import Endpoint
-from jobpool_backends.redis.connections import Link, ServerLink
+from jobpool_backends.redis.connections import Link
 
 SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-to-write": "0"}
 
+NOW_AND_THEN = {"appendonly": "no", "save": "3600 1 300 100"}
+UNHEEDED = {"connected_slaves": "2", "redis_version": "6.2.14", "min-replicas-to-write": "1"}
+
+
+def evicting(policy: str, used: int = 0, most: int = 1000) -> dict[str, str]:
+    return {"maxmemory": str(most), "used_memory": str(used), "maxmemory_policy": policy}
+
+
+ALL_OF_IT = {"connected_slaves": "2", "appendonly": "no", **evicting("allkeys-lru", most=9)}
+
+
+def judged(info: dict[str, str], config: dict[str, str] | None) -> list[str]:
+    """What is bad, and how bad; each has a mend."""
+    bad = [finding for finding in judge(Facts(info, config)) if finding.is_bad]
+    assert all(finding.mend for finding in bad)
+    return [f"{finding.level.name}: {finding}" for finding in bad]
+
+
+LOSSES: list[tuple[Any, ...]] = [
+    (evicting("allkeys-lru"), "PROBLEM: .*-policy allkeys-lru: .* messages are thrown away unseen; set noeviction"),
+    (evicting("volatile-ttl"), "PROBLEM: .*-policy volatile-ttl: .* keys and results .* twice; set noeviction"),
+    ({"appendonly": "no"}, "PROBLEM: appendonly no, and no save: .* loses every message; set appendonly yes"),
+    (NOW_AND_THEN, "PROBLEM: appendonly no, save 3600 1 300 100: .* loses all that was done since it last saved"),
+    ({"appendfsync": "everysec"}, "WARNING: appendfsync everysec: .* loses up to two seconds of what was answered"),
+    ({"appendfsync": "no"}, "PROBLEM: appendfsync no: .* loses up to half a minute of what was answered"),
+    ({"no-appendfsync-on-rewrite": "yes"}, "no-appendfsync-on-rewrite yes: .* loses what was answered meanwhile"),
+    ({"connected_slaves": "1"}, "PROBLEM: 1 replica, min-replicas-to-write 0: .* had not reached the replica"),
+    (UNHEEDED, "min-replicas-to-write is not heeded by scripts before Redis 7"),
+    (evicting("noeviction", used=950), "a full server refuses enqueues, .*; raise maxmemory, or purge dead"),
+    ({"role": "slave"}, "the server is a replica: nothing can be enqueued or fetched; name its master"),
+    (ALL_OF_IT, "messages are thrown away", "loses every message", "2 replicas, min-replicas-to-write 0"),
+]
+"""Settings, and what is said of them."""
+
 
 def test_what_the_settings_can_lose() -> None:
-    for case, info, config, said in [
-        ("nothing can be lost", {}, {}, []),
-        ("saves and appends", {}, {"save": "3600 1"}, []),
-        ("full, and keeps what it has", {"maxmemory": "1000", "maxmemory_policy": "noeviction"}, {}, []),
-        ("never full", {"maxmemory": "0", "maxmemory_policy": "allkeys-lru"}, {}, []),
-        (
-            "throws away messages",
-            {"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"},
-            {},
-            ["maxmemory-policy allkeys-lru: .* messages are thrown away unseen; set noeviction"],
-        ),
-        (
-            "throws away calls",
-            {"maxmemory": "1000", "maxmemory_policy": "volatile-ttl"},
-            {},
-            ["maxmemory-policy volatile-ttl: .* keys and results are thrown away .* run twice; set noeviction"],
-        ),
-        (
-            "keeps nothing",
-            {},
-            {"appendonly": "no"},
-            ["appendonly no, and no save: a crash or restart of the server loses every message; set appendonly yes"],
-        ),
-        (
-            "saves now and then",
-            {},
-            {"appendonly": "no", "save": "3600 1 300 100"},
-            ["appendonly no, save 3600 1 300 100: a crash of the server loses all that was done since it last saved"],
-        ),
-        (
-            "writes every second",
-            {},
-            {"appendfsync": "everysec"},
-            ["appendfsync everysec: a crash of the server's machine loses up to two seconds of what was answered"],
-        ),
-        (
-            "writes when the kernel likes",
-            {},
-            {"appendfsync": "no"},
-            ["appendfsync no: a crash of the server's machine loses up to half a minute of what was answered"],
-        ),
-        (
-            "does not write while it rewrites",
-            {},
-            {"no-appendfsync-on-rewrite": "yes"},
-            ["no-appendfsync-on-rewrite yes: .* while it rewrites its file loses what was answered meanwhile"],
-        ),
-        (
-            "one replica that nobody waits for",
-            {"connected_slaves": "1"},
-            {},
-            ["1 replica, min-replicas-to-write 0: a failover loses what had not reached the replica"],
-        ),
-        ("replicas that are waited for", {"connected_slaves": "2"}, {"min-replicas-to-write": "1"}, []),
-        (
-            "replicas that scripts do not wait for",
-            {"connected_slaves": "2", "redis_version": "6.2.14"},
-            {"min-replicas-to-write": "1"},
-            ["min-replicas-to-write is not heeded by scripts before Redis 7"],
-        ),
-        (
-            "nearly full",
-            {"maxmemory": "1000", "used_memory": "950", "maxmemory_policy": "noeviction"},
-            {},
-            ["a full server refuses enqueues, .*; fetches and settlements go on; raise maxmemory, or purge dead"],
-        ),
-        ("room enough", {"maxmemory": "1000", "used_memory": "800"}, {}, []),
-        (
-            "a replica",
-            {"role": "slave"},
-            {},
-            ["the server is a replica: nothing can be enqueued or fetched; name its master"],
-        ),
-        (
-            "all of it",
-            {"connected_slaves": "2", "maxmemory": "9", "maxmemory_policy": "allkeys-lru"},
-            {"appendonly": "no"},
-            ["messages are thrown away", "loses every message", "2 replicas, min-replicas-to-write 0"],
-        ),
-        (
-            "a managed service",
-            {"connected_slaves": "2", "maxmemory": "9", "maxmemory_policy": "allkeys-lru"},
-            None,
-            ["messages are thrown away", "CONFIG is forbidden, so what a crash .* can lose could not be checked"],
-        ),
+    for settings, *said in LOSSES:
+        with row(settings):
+            found = judged(settings, SAFE | settings)
+            assert len(found) == len(said)
+            for caution, pattern in zip(found, said, strict=True):
+                assert re.search(pattern, caution), caution
+
+
+def test_nothing_is_told_of_settings_that_lose_nothing() -> None:
+    for check, settings in [
+        ("persistence", {}),
+        ("persistence", {"save": "3600 1"}),
+        ("eviction", evicting("noeviction")),
+        ("eviction", evicting("allkeys-lru", most=0)),
+        ("memory", evicting("noeviction", used=800)),
+        ("replication", {"connected_slaves": "2", "min-replicas-to-write": "1"}),
     ]:
-        findings = judge(Facts(info, None if config is None else SAFE | config))
-        assert all(finding.mend for finding in findings if finding.is_bad), case
-        found = cautions_of(findings)
-        assert len(found) == len(said), case
-        for caution, pattern in zip(found, said, strict=True):
-            assert re.search(pattern, caution), caution
+        with row(settings):
+            assert judged(settings, SAFE | settings) == []
+            findings = judge(Facts(settings, SAFE | settings))
+            assert [finding.level for finding in findings if finding.check == f"redis.{check}"] == [Level.OK]
 
 
-def test_how_bad_it_is() -> None:
-    for info, config, check, level in [
-        ({"maxmemory": "9", "maxmemory_policy": "allkeys-lru"}, {}, "redis.eviction", Level.PROBLEM),
-        ({"maxmemory": "9", "maxmemory_policy": "volatile-lru"}, {}, "redis.eviction", Level.PROBLEM),
-        ({"maxmemory": "9", "maxmemory_policy": "noeviction"}, {}, "redis.eviction", Level.OK),
-        ({}, {"appendonly": "no"}, "redis.persistence", Level.PROBLEM),
-        ({}, {"appendonly": "no", "save": "60 1"}, "redis.persistence", Level.PROBLEM),
-        ({}, {"appendfsync": "everysec"}, "redis.persistence", Level.WARNING),
-        ({}, {"appendfsync": "no"}, "redis.persistence", Level.PROBLEM),
-        ({}, {}, "redis.persistence", Level.OK),
-        ({"connected_slaves": "1"}, {}, "redis.replication", Level.PROBLEM),
-        ({"connected_slaves": "1"}, {"min-replicas-to-write": "1"}, "redis.replication", Level.OK),
-    ]:
-        assert [finding.level for finding in judge(Facts(info, SAFE | config)) if finding.check == check] == [level], (
-            info,
-            config,
-        )
-
-
-# --- on real servers ---------------------------------------------------------------------------------------
+def test_a_managed_service_may_forbid_config() -> None:
+    thrown, unchecked = judged(evicting("allkeys-lru"), None)
+    assert "messages are thrown away" in thrown
+    assert re.search("CONFIG is forbidden, so what a crash .* can lose could not be checked", unchecked)
 
 
 @pytest.fixture
-def link_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def link_to(start: Start, stack: ExitStack) -> Callable[..., Any]:
     """Starts a server with this configuration, and links to it."""
-    opened: list[tuple[RedisServer, Link]] = []
-
-    def start(config: dict[str, str] | None = None, **fields: Any) -> Link:
-        server = RedisServer(tmp_path_factory.mktemp("redis"), config=config)
-        opened.append((server, ServerLink(Endpoint(server.host, server.port, **fields))))
-        return opened[-1][1]
-
-    yield start
-    for server, link in opened:
-        link.close()
-        server.close()
+    return lambda **config: stack.enter_context(linked(start(**config)))
 
 
 def test_a_durable_server_gives_no_caution_and_a_line_a_check_in_one_round_trip(link_to: Any) -> None:
-    link = link_to(DURABLE)
+    link = link_to(**DURABLE)
     before = _reads(link)
     found: list[Finding] = diagnose(link)
     assert _reads(link) - before == 2  # the survey, and this question
@@ -177,36 +113,31 @@ def test_a_durable_server_gives_no_caution_and_a_line_a_check_in_one_round_trip(
 
 
 def test_a_forgetful_server_is_named_and_its_settings_too(link_to: Any) -> None:
-    link = link_to({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
+    link = link_to(maxmemory="100mb", maxmemory_policy="allkeys-lru")
     thrown, lost = cautions_of(diagnose(link))
     assert thrown.startswith(f"{link.title}: maxmemory-policy allkeys-lru: ")
     assert lost.startswith(f"{link.title}: appendonly no, and no save: ")
 
 
 def test_the_defaults_of_redis_save_now_and_then(link_to: Any) -> None:
-    [caution] = cautions_of(diagnose(link_to({"save": "3600 1 300 100 60 10000"})))
+    [caution] = cautions_of(diagnose(link_to(save="3600 1 300 100 60 10000")))
     assert "appendonly no, save 3600 1 300 100 60 10000: a crash" in caution
 
 
-def test_a_master_with_a_replica_that_it_does_not_wait_for_is_told_and_the_replica_too(
-    link_to: Any, tmp_path_factory: Any
-) -> None:
-    link = link_to(DURABLE)
-    config = DURABLE | {"replicaof": f"{link.place.host} {link.place.port}"}
-    with RedisServer(tmp_path_factory.mktemp("replica"), config=config) as replica:
-        wait_until(lambda: b"connected_slaves:1" in link.call("INFO", "replication"), what="the replica is there")
-        [caution] = cautions_of(diagnose(link))
-        assert "1 replica, min-replicas-to-write 0: a failover loses" in caution
-        link.call("CONFIG", "SET", "min-replicas-to-write", 1)
-        assert cautions_of(diagnose(link)) == []
-        there = ServerLink(Endpoint(replica.host, replica.port))
-        [caution] = cautions_of(diagnose(there))
-        there.close()
+def test_a_master_with_a_replica_that_it_does_not_wait_for_is_told_and_the_replica_too(link_to: Any) -> None:
+    link = link_to(**DURABLE)
+    there = link_to(**DURABLE, replicaof=f"{link.place.host} {link.place.port}")
+    wait_until(lambda: b"connected_slaves:1" in link.call("INFO", "replication"), what="the replica is there")
+    [caution] = cautions_of(diagnose(link))
+    assert "1 replica, min-replicas-to-write 0: a failover loses" in caution
+    link.call("CONFIG", "SET", "min-replicas-to-write", 1)
+    assert cautions_of(diagnose(link)) == []
+    [caution] = cautions_of(diagnose(there))
     assert "the server is a replica: nothing can be enqueued or fetched" in caution
 
 
 def test_config_and_info_may_be_forbidden(link_to: Any) -> None:
-    link = link_to(DURABLE)
+    link = link_to(**DURABLE)
     link.call("ACL", "SETUSER", "default", "-config")
     [caution] = cautions_of(diagnose(link))
     assert "CONFIG is forbidden, so what a crash of the server can lose could not be checked" in caution
@@ -218,15 +149,14 @@ def test_config_and_info_may_be_forbidden(link_to: Any) -> None:
 
 
 def test_a_user_who_may_not_write_or_wait_and_a_full_server_take_no_writes(link_to: Any) -> None:
-    link = link_to(DURABLE)
+    link = link_to(**DURABLE)
     [well] = try_to_write(link, "jobpool")
     assert well.level is Level.OK
     assert link.call("DBSIZE") == 0, "nothing is left behind"
     for right in ("@write", "blpop"):
         link.call("ACL", "SETUSER", "few", "reset", "on", ">secret", "~*", "+@all", f"-{right}")
-        there = ServerLink(replace(link.place, username="few", password="secret"))
-        [lacking] = try_to_write(there, "jobpool")
-        there.close()
+        with linked(f"redis://few:secret@{link.place.host}:{link.place.port}") as there:
+            [lacking] = try_to_write(there, "jobpool")
         assert lacking.level is Level.PROBLEM, right
         assert lacking.mend.startswith("grant it the commands and the keys ("), right
     link.call("CONFIG", "SET", "maxmemory", 1)
@@ -237,7 +167,7 @@ def test_a_user_who_may_not_write_or_wait_and_a_full_server_take_no_writes(link_
 
 
 def test_a_server_that_is_nearly_full(link_to: Any) -> None:
-    link = link_to(DURABLE | {"maxmemory": "100mb", "maxmemory-policy": "noeviction"})
+    link = link_to(**DURABLE, maxmemory="100mb", maxmemory_policy="noeviction")
     assert cautions_of(diagnose(link)) == []
     used = next(line for line in link.call("INFO", "memory").decode().splitlines() if line.startswith("used_memory:"))
     link.call("CONFIG", "SET", "maxmemory", int(used.partition(":")[2]) + 50_000)
@@ -245,13 +175,11 @@ def test_a_server_that_is_nearly_full(link_to: Any) -> None:
     assert "1 MiB (maxmemory) are used: a full server refuses" in caution
 
 
-def test_the_clock_of_a_server(link_to: Any, tmp_path_factory: Any) -> None:
+def test_the_clock_of_a_server(link_to: Any, turned: Rig) -> None:
     assert abs(server_time(link_to()) - time.time()) < 5.0
-    with RedisServer(tmp_path_factory.mktemp("turned"), turned=True) as turned:
-        link = ServerLink(Endpoint(turned.host, turned.port))
-        turned.turn_to(1_900_000_000.25)
+    turned.server.turn_to(1_900_000_000.25)
+    with linked(turned.server) as link:
         assert server_time(link) == pytest.approx(1_900_000_000.25, abs=0.01)
-        link.close()
 
 
 def _reads(link: Link) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis_rig import linked
+from support.certificates import Authority
 from support.servers import RedisServer, free_port, shared_redis
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
@@ -17,35 +16,23 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 PASSWORD = "hidden-from-all"
 
 
-@dataclass(frozen=True, slots=True)
 class Certificates:
-    """In one folder: an authority, and what it has signed for a server and for a client."""
+    """What an authority has signed for a server and for a client; and the same of an authority that nobody trusts."""
 
-    folder: Path
+    def __init__(self, folder: Path, other: Path) -> None:
+        authority, stranger = Authority(folder), Authority(other)
+        self.server = authority.sign("server", "DNS:localhost")
+        self.trusted, self.untrusted = ({"ssl_ca_certs": str(each.ca_file)} for each in (authority, stranger))
+        self.ours, self.theirs = (shown(*each.sign("client", "DNS:localhost")) for each in (authority, stranger))
 
-    @classmethod
-    def make(cls, folder: Path) -> Certificates:
-        made = cls(folder)
-        made._openssl("req -x509 -subj /CN=authority -addext keyUsage=critical,keyCertSign -keyout ca.key -out ca.crt")
-        for name in ("server", "client"):
-            made._openssl(
-                f"req -x509 -CA ca.crt -CAkey ca.key -subj /CN={name} -keyout {name}.key -out {name}.crt"
-                " -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:localhost"
-            )
-        made._openssl("req -x509 -subj /CN=stranger -keyout stranger.key -out stranger.crt")
-        return made
 
-    def path(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def _openssl(self, words: str) -> None:
-        key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-        subprocess.run(["openssl", *words.split(), *key.split()], cwd=self.folder, check=True, capture_output=True)
+def shown(certificate: Path, key: Path) -> dict[str, str]:
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+    return Certificates(tmp_path_factory.mktemp("authority"), tmp_path_factory.mktemp("stranger"))
 
 
 @pytest.fixture(scope="module", params=["no", "yes"], ids=["server only", "both sides"])
@@ -60,9 +47,9 @@ def port(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, w
     found = free_port()
     config = {
         "tls-port": str(found),
-        "tls-cert-file": certificates.path("server.crt"),
-        "tls-key-file": certificates.path("server.key"),
-        "tls-ca-cert-file": certificates.path("ca.crt"),
+        "tls-cert-file": str(certificates.server[0]),
+        "tls-key-file": str(certificates.server[1]),
+        "tls-ca-cert-file": certificates.trusted["ssl_ca_certs"],
         "tls-auth-clients": wants_ours,
         "requirepass": PASSWORD,
     }
@@ -76,40 +63,35 @@ def ask(url: str, **options: Any) -> object:
         return link.call("PING")
 
 
-def ours(certificates: Certificates, name: str = "client") -> dict[str, str]:
-    return {"ssl_certfile": certificates.path(f"{name}.crt"), "ssl_keyfile": certificates.path(f"{name}.key")}
-
-
 def test_both_sides_are_known_and_the_host_unless_told_otherwise(certificates: Certificates, port: int) -> None:
-    trusted = {"ssl_ca_certs": certificates.path("ca.crt"), **ours(certificates)}
+    trusted = certificates.trusted | certificates.ours
     assert ask(f"rediss://:{PASSWORD}@localhost:{port}", **trusted) == b"PONG"
     address = f"rediss://:{PASSWORD}@127.0.0.1:{port}"
     with pytest.raises(ConfigurationError, match=r"certificate \(IP address mismatch.*\): .* or mend the host"):
         ask(address, **trusted)
     assert ask(f"{address}?ssl_check_hostname=no", **trusted) == b"PONG"
-    assert ask(f"{address}?ssl_cert_reqs=none", **ours(certificates)) == b"PONG"
+    assert ask(f"{address}?ssl_cert_reqs=none", **certificates.ours) == b"PONG"
 
 
 def test_who_is_not_trusted_is_not_talked_to(certificates: Certificates, port: int) -> None:
-    for authority in ({}, {"ssl_ca_certs": certificates.path("stranger.crt")}):
+    for authority in ({}, certificates.untrusted):
         with pytest.raises(
             ConfigurationError, match=r"shows no valid certificate \(.*\): renew it, name its auth"
         ) as told:
-            ask(f"rediss://:{PASSWORD}@localhost:{port}", **authority, **ours(certificates))
+            ask(f"rediss://:{PASSWORD}@localhost:{port}", **authority, **certificates.ours)
         assert f"Redis at localhost:{port}" in str(told.value)
         assert PASSWORD not in str(told.value)
 
 
 def test_our_certificate_where_it_is_wanted(certificates: Certificates, port: int, wants_ours: str) -> None:
-    trusted = {"ssl_ca_certs": certificates.path("ca.crt")}
     url = f"rediss://:{PASSWORD}@localhost:{port}"
     if wants_ours == "no":
-        assert ask(url, **trusted) == b"PONG"
+        assert ask(url, **certificates.trusted) == b"PONG"
         return
-    for given in ({}, ours(certificates, "stranger")):
+    for given in ({}, certificates.theirs):
         # TLS 1.3 says so after the handshake, when the server may have hung up already.
         with pytest.raises((ConfigurationError, BackendUnavailable), match=r"certificate.* ssl_certfile"):
-            ask(url, **trusted, **given)
+            ask(url, **certificates.trusted, **given)
 
 
 def test_tls_is_spoken_where_it_is_wanted_and_nowhere_else(port: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 from redis_rig import Rig, take
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, at, new_leases, numbered
 
 from jobpool.errors import AccessRefused
 from jobpool.message.settlement import Ack, Move, Settled
@@ -29,15 +29,13 @@ def rig() -> Iterator[Rig]:
         yield rig
 
 
-def test_an_id_is_unique_in_its_queue(rig: Rig) -> None:
-    backend = rig.open()
+def test_an_id_is_unique_in_its_queue(backend: RedisClusterBackend) -> None:
     backend.enqueue_many([a_job(identifier="a"), a_job(identifier="a", queue="mails"), a_job(identifier="a")])
     assert (backend.stats(QUEUE).pending, backend.stats("mails").pending) == (1, 1)
     assert backend.queues() == ["mails", QUEUE]
 
 
-def test_messages_of_one_moment_in_two_queues_are_both_on_the_pages(rig: Rig) -> None:
-    backend = rig.open()
+def test_messages_of_one_moment_in_two_queues_are_both_on_the_pages(rig: Rig, backend: RedisClusterBackend) -> None:
     for queue in ("one", "two", "three"):
         rig.call("SET", rig.key("last", queue), 5_000_000_000_000_000)  # so that all give the same sequences
         backend.enqueue_many(numbered(3, queue=queue))
@@ -51,8 +49,7 @@ def test_messages_of_one_moment_in_two_queues_are_both_on_the_pages(rig: Rig) ->
 
 def test_follow_ups_of_the_same_queue_are_added_and_the_others_stand_in_its_outbox(rig: Rig) -> None:
     backend = rig.open()
-    backend.enqueue_many(numbered(2))
-    one, two = take(backend, 2)
+    one, two = new_leases(backend, 2)
     backend.ack(two)
     due = at(4_000_000_000.125)
     follow_ups = (a_job("here"), a_job("there", queue="mails", priority=3, scheduled_at=due))
@@ -81,8 +78,7 @@ def test_a_settlement_that_was_answered_stands_though_its_follow_ups_are_refused
         assert backend.settle_many([(take(backend, 1)[0], Ack((a_job(queue="mails"),)))]) == [Settled.OK]
 
 
-def test_a_moved_message_that_is_brought_twice_runs_once(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_moved_message_that_is_brought_twice_runs_once(rig: Rig, backend: RedisClusterBackend) -> None:
     backend.enqueue(a_job(identifier="order-17", scheduled_at=at(1_000.0)))
     [lease] = take(backend, 1)
     backend.settle_many([(lease, Move("mails"))])

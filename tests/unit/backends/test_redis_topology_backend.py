@@ -6,8 +6,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +27,9 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Move, Settled, Settlement
-from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.cluster_connections import slot_of
 from jobpool_backends.redis.keyspace import KeyNames
 from jobpool_backends.redis.records import write_entry
-
-Open = Callable[..., RedisClusterBackend]
 
 
 @pytest.fixture(scope="module")
@@ -42,45 +40,31 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
         yield cluster
 
 
-@pytest.fixture
-def prefix() -> str:
-    return fresh_name()
+class Nodes:
+    """A cluster with a queue on each node, and a prefix for the keys of a test."""
+
+    def __init__(self, cluster: RedisCluster, stack: ExitStack) -> None:
+        self.cluster, self._stack, self._prefix = cluster, stack, fresh_name()
+        self.keys = KeyNames(self._prefix, spread=True)
+        fresh = iter(partial(fresh_name, "q"), None)
+        self.queues = [next(name for name in fresh if self.of(name) is node) for node in cluster.masters]
+
+    def open(self, **options: Any) -> QueueBackend:
+        """A backend; closed at the end."""
+        return self._stack.enter_context(closing(open_backend(self.cluster.url, prefix=self._prefix, **options)))
+
+    def of(self, queue: str) -> ClusterNode:
+        return self.cluster.holder(slot_of(queue))
+
+    def relay(self, backend: QueueBackend, queue: str, entry: bytes) -> None:
+        """Put an entry into the outbox of the queue, as if it had not been brought yet, and have it brought."""
+        self.of(queue).ask("RPUSH", self.keys.one(queue, "outbox"), entry)
+        backend.reap(queue)
 
 
 @pytest.fixture
-def keys(prefix: str) -> KeyNames:
-    return KeyNames(prefix, spread=True)
-
-
-@pytest.fixture
-def open_one(cluster: RedisCluster, prefix: str) -> Iterator[Open]:
-    """Opens backends on the cluster, and closes them."""
-    opened: list[RedisClusterBackend] = []
-
-    def open_it(**options: Any) -> RedisClusterBackend:
-        backend = open_backend(cluster.url, prefix=prefix, **options)
-        assert isinstance(backend, RedisClusterBackend)
-        opened.append(backend)
-        return backend
-
-    yield open_it
-    for backend in opened:
-        backend.close()
-
-
-@pytest.fixture
-def queues(cluster: RedisCluster) -> list[str]:
-    """A queue on each node."""
-    return [next(name for name in names() if cluster.holder(slot_of(name)) is node) for node in cluster.masters]
-
-
-def names() -> Iterator[str]:
-    while True:
-        yield fresh_name("q")
-
-
-def node_of(cluster: RedisCluster, queue: str) -> ClusterNode:
-    return cluster.holder(slot_of(queue))
+def nodes(cluster: RedisCluster, stack: ExitStack) -> Nodes:
+    return Nodes(cluster, stack)
 
 
 @contextmanager
@@ -102,17 +86,13 @@ def waiting(backend: QueueBackend, queues: Sequence[str]) -> list[int]:
     return [backend.stats(queue).waiting for queue in queues]
 
 
-# --- follow-ups on a cluster -------------------------------------------------------------------------------
-
-
-def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
-    open_one: Open, queues: list[str], cluster: RedisCluster
-) -> None:
+def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(nodes: Nodes) -> None:
     """The ack is done at once; the follow-up stands in the outbox, and the next reap brings it, whoever does it."""
-    first, second = open_one(timeout=0.5, connect_timeout=0.5), open_one()
+    queues = nodes.queues
+    first, second = nodes.open(timeout=0.5, connect_timeout=0.5), nodes.open()
     first.enqueue(a_job(queue=queues[0]))
     [lease] = take(first, queues[0])
-    with down(node_of(cluster, queues[1])):
+    with down(nodes.of(queues[1])):
         assert first.settle_many([(lease, Ack((a_job(queue=queues[1]), a_job(queue=queues[2]))))]) == [Settled.OK]
         assert first.reap(queues[0]) == []
         assert second.stats(queues[0]).pending == 0
@@ -121,15 +101,14 @@ def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
     assert waiting(second, queues[1:]) == [1, 1]
 
 
-def test_a_node_that_is_down_with_the_list_of_queues_holds_up_no_other(
-    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
-) -> None:
-    producer, pool = open_one(timeout=0.5, connect_timeout=0.5), open_one()
-    node = node_of(cluster, keys.queues)
-    first, second = (queue for queue in queues if node_of(cluster, queue) is not node)
+def test_a_node_that_is_down_with_the_list_of_queues_holds_up_no_other(nodes: Nodes) -> None:
+    queues = nodes.queues
+    producer, pool = nodes.open(timeout=0.5, connect_timeout=0.5), nodes.open()
+    node = nodes.of(nodes.keys.queues)
+    first, second = (queue for queue in queues if nodes.of(queue) is not node)
     with down(node):
         producer.enqueue(a_job(queue=first))
-        [lease] = take(open_one(timeout=0.5, connect_timeout=0.5), first)
+        [lease] = take(nodes.open(timeout=0.5, connect_timeout=0.5), first)
         producer.ping()
         assert any(
             f":{node.port}: no answer: its queues stand still" in caution
@@ -142,27 +121,23 @@ def test_a_node_that_is_down_with_the_list_of_queues_holds_up_no_other(
     assert pool.queues() == [second]
 
 
-def test_an_entry_that_is_relayed_twice_is_added_once(
-    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
-) -> None:
+def test_an_entry_that_is_relayed_twice_is_added_once(nodes: Nodes) -> None:
     """As when a relay dies between the two steps: even if the message has run and ended meanwhile."""
-    backend = open_one()
+    queues = nodes.queues
+    backend = nodes.open()
     entry = write_entry(backend.pack(a_job("follow-up", queue=queues[1])))
     for _ in range(2):
-        node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-        backend.reap(queues[0])
+        nodes.relay(backend, queues[0], entry)
         backend.reap(queues[0])
     [lease] = take(backend, queues[1], 9)
     assert backend.ack(lease) is Settled.OK
-    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-    backend.reap(queues[0])
+    nodes.relay(backend, queues[0], entry)
     assert backend.stats(queues[1]).pending == 0
 
 
-def test_a_message_that_moves_and_is_relayed_twice_is_there_once(
-    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
-) -> None:
-    backend = open_one()
+def test_a_message_that_moves_and_is_relayed_twice_is_there_once(nodes: Nodes) -> None:
+    queues = nodes.queues
+    backend = nodes.open()
     ident = backend.enqueue(a_job("moves", queue=queues[0]))
     [lease] = take(backend, queues[0])
     move = Move(queues[1], crashes=1, error="boom")
@@ -170,18 +145,17 @@ def test_a_message_that_moves_and_is_relayed_twice_is_there_once(
     assert backend.settle_many([(lease, move)]) == [Settled.OK]
     message = found(backend, ident)
     assert (message.queue, message.crashes, message.last_error) == (queues[1], 1, "boom")
-    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-    backend.reap(queues[0])
+    nodes.relay(backend, queues[0], entry)
     [there] = take(backend, queues[1], 9)
     assert (there.id, there.deliveries, there.envelope.payload) == (ident, 2, "moves")
     assert backend.ack(there) is Settled.OK
-    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
-    backend.reap(queues[0])
+    nodes.relay(backend, queues[0], entry)
     assert waiting(backend, queues) == [0, 0, 0]
 
 
-def test_a_long_outbox_is_relayed_in_order_and_in_pieces(open_one: Open, queues: list[str]) -> None:
-    backend = open_one()
+def test_a_long_outbox_is_relayed_in_order_and_in_pieces(nodes: Nodes) -> None:
+    queues = nodes.queues
+    backend = nodes.open()
     backend.enqueue(a_job(queue=queues[0]))
     [lease] = take(backend, queues[0])
     small = [a_job(number, queue=queues[1]) for number in range(250)]
@@ -191,8 +165,9 @@ def test_a_long_outbox_is_relayed_in_order_and_in_pieces(open_one: Open, queues:
     assert backend.stats(queues[2]).waiting == 12
 
 
-def test_many_acks_and_many_relays_at_once_bring_each_follow_up_once(open_one: Open, queues: list[str]) -> None:
-    backends = [open_one() for _ in range(4)]
+def test_many_acks_and_many_relays_at_once_bring_each_follow_up_once(nodes: Nodes) -> None:
+    queues = nodes.queues
+    backends = [nodes.open() for _ in range(4)]
     backends[0].enqueue_many(numbered(200, queue=queues[0]))
     halt = threading.Event()
 
@@ -218,15 +193,11 @@ def test_many_acks_and_many_relays_at_once_bring_each_follow_up_once(open_one: O
     assert sorted(payloads) == list(range(200))
 
 
-# --- calls that span nodes ---------------------------------------------------------------------------------
-
-
-def test_a_call_that_spans_nodes_is_repeated_without_harm(
-    open_one: Open, queues: list[str], cluster: RedisCluster
-) -> None:
-    backend = open_one(timeout=0.5, connect_timeout=0.5)
+def test_a_call_that_spans_nodes_is_repeated_without_harm(nodes: Nodes) -> None:
+    queues = nodes.queues
+    backend = nodes.open(timeout=0.5, connect_timeout=0.5)
     jobs = [a_job(number, queue=queue, identifier=f"{queue}-{number}") for number in range(5) for queue in queues]
-    node = node_of(cluster, queues[1])
+    node = nodes.of(queues[1])
     with down(node), pytest.raises(BackendUnavailable, match=f"127.0.0.1:{node.port} refuses connections"):
         backend.enqueue_many(jobs)
     assert patiently(partial(backend.enqueue_many, jobs)) == [job.identifier for job in jobs]
@@ -237,9 +208,6 @@ def test_a_call_that_spans_nodes_is_repeated_without_harm(
     answers = patiently(partial(backend.settle_many, settlements, "call"))
     assert Counter(answers) == {Settled.ALREADY: 5, Settled.OK: 10}
     assert [backend.stats(queue).pending for queue in queues] == [0, 0, 0]
-
-
-# --- slots that move, nodes that die -----------------------------------------------------------------------
 
 
 def play_while_it_moves(
@@ -273,11 +241,10 @@ def settle_patiently(backend: QueueBackend, settlements: list[tuple[JobLease, Se
     return [lease.id for (lease, _), answer in zip(settlements, answers, strict=True) if answer]
 
 
-def test_guarded_and_unique_jobs_go_on_while_their_queue_moves(
-    open_one: Open, queues: list[str], cluster: RedisCluster
-) -> None:
+def test_guarded_and_unique_jobs_go_on_while_their_queue_moves(nodes: Nodes) -> None:
     """Nothing of a key is done by half: each runs once, and is known and done when all have come to rest."""
-    queue, producer, consumer = queues[0], open_one(), open_one()
+    queues = nodes.queues
+    queue, producer, consumer = queues[0], nodes.open(), nodes.open()
 
     def consume() -> list[str]:
         leases = patiently(partial(consumer.fetch_many, queue, limit=5, fetch_id=fresh_name()))
@@ -290,46 +257,42 @@ def test_guarded_and_unique_jobs_go_on_while_their_queue_moves(
         jobs = [a_job(queue=queue, unique=True, idempotency_key=key) for key in keys]
         return patiently(partial(producer.enqueue_many, jobs))
 
-    idents = play_while_it_moves(cluster, queue, enqueue, consume)
+    idents = play_while_it_moves(nodes.cluster, queue, enqueue, consume)
     assert [ident for turn in range(10) for ident in enqueue(turn)] == idents
     assert patiently(partial(producer.stats, queue)).pending == 0
     assert not any(patiently(partial(producer.keys.first_run, queue, f"{turn}-0")) for turn in range(10))
 
 
-def test_what_a_slot_on_its_way_refuses_is_refused_before_anything_is_done(
-    open_one: Open, queues: list[str], cluster: RedisCluster
-) -> None:
+def test_what_a_slot_on_its_way_refuses_is_refused_before_anything_is_done(nodes: Nodes) -> None:
+    queues = nodes.queues
     queue, slot = queues[0], slot_of(queues[0])
-    backend = open_one()
+    backend = nodes.open()
     backend.enqueue_many(numbered(2, queue=queue))
     lease, _ = take(backend, queue, 2)
     guards = Guards(key="order-17", holds=(Hold("job:nightly"),))
-    cluster.start_move(slot, cluster.masters[0], cluster.masters[1])
+    nodes.cluster.start_move(slot, nodes.cluster.masters[0], nodes.cluster.masters[1])
     try:
         with pytest.raises(BackendUnavailable, match="is moving these keys to another node"):
             backend.keys.begin_many([(lease, guards)])
     finally:
-        cluster.move(slot, cluster.masters[0], cluster.masters[1])
-        cluster.move(slot, cluster.masters[1], cluster.masters[0])
+        nodes.cluster.move(slot, nodes.cluster.masters[0], nodes.cluster.masters[1])
+        nodes.cluster.move(slot, nodes.cluster.masters[1], nodes.cluster.masters[0])
     assert patiently(partial(backend.keys.holders, queue, "job:nightly")) == []
     assert patiently(partial(backend.keys.begin_many, [(lease, guards)]))[0]
 
 
-def test_a_lease_outlives_the_failover_of_its_server(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with SentinelGroup(tmp_path_factory.mktemp("group"), replicas=2, sentinels=3) as group:
-        backend = open_backend(group.url, prefix=fresh_name(), timeout=0.5, connect_timeout=0.5)
-        try:
-            backend.enqueue_many(numbered(10))
-            held, after = take(backend, "reports", 4), a_job("after", identifier="after")
-            link = backend._link  # type: ignore[attr-defined]
-            wait_until(lambda: link.call("WAIT", 2, 100) == 2, what="the replicas have it all")
-            group.servers[0].kill()
-            settlements = [(lease, Ack()) for lease in held]
-            answers = patiently(partial(backend.settle_many, settlements, "call"))
-            assert answers == [Settled.OK] * 4
-            assert patiently(partial(backend.enqueue_many, [after])) == ["after"]
-            rest = patiently(partial(backend.fetch_many, "reports", limit=20, fetch_id="rest"))
-            assert [lease.envelope.payload for lease in rest] == [4, 5, 6, 7, 8, 9, "after"]
-            assert group.master() is not group.servers[0]
-        finally:
-            backend.close()
+def test_a_lease_outlives_the_failover_of_its_server(stack: ExitStack, tmp_path: Path) -> None:
+    group = stack.enter_context(SentinelGroup(tmp_path, replicas=2, sentinels=3))
+    opened = open_backend(group.url, prefix=fresh_name(), timeout=0.5, connect_timeout=0.5)
+    backend: Any = stack.enter_context(closing(opened))
+    backend.enqueue_many(numbered(10))
+    held, after = take(backend, "reports", 4), a_job("after", identifier="after")
+    wait_until(lambda: backend._link.call("WAIT", 2, 100) == 2, what="the replicas have it all")
+    group.servers[0].kill()
+    settlements = [(lease, Ack()) for lease in held]
+    answers = patiently(partial(backend.settle_many, settlements, "call"))
+    assert answers == [Settled.OK] * 4
+    assert patiently(partial(backend.enqueue_many, [after])) == ["after"]
+    rest = patiently(partial(backend.fetch_many, "reports", limit=20, fetch_id="rest"))
+    assert [lease.envelope.payload for lease in rest] == [4, 5, 6, 7, 8, 9, "after"]
+    assert group.master() is not group.servers[0]

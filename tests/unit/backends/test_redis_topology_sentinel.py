@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import redis_rig
 from support.servers import shared_redis
 from support.servers.redis_sentinel import SentinelGroup
 from support.stalls import Stopwatch
-from support.waiting import wait_until
+from support.waiting import patiently, wait_until
 
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
@@ -27,17 +27,9 @@ linked = partial(redis_rig.linked, timeout=0.5, connect_timeout=0.5)
 
 
 @pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+def start(stack: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Group:
     """Starts groups of servers and sentinels."""
-    started: list[SentinelGroup] = []
-
-    def start_one(**options: Any) -> SentinelGroup:
-        started.append(SentinelGroup(tmp_path_factory.mktemp("group"), **options))
-        return started[-1]
-
-    yield start_one
-    for group in started:
-        group.close()
+    return lambda **options: stack.enter_context(SentinelGroup(tmp_path_factory.mktemp("group"), **options))
 
 
 def told(kind: type[JobpoolError], pattern: str, url: str, **options: Any) -> None:
@@ -52,19 +44,9 @@ def port_of(link: Link) -> int:
     return int(link.call("CONFIG", "GET", "port")[1])
 
 
-def add_until_accepted(link: Link, limit: float = 30.0) -> float:
-    """Call again and again, as a pool does, until a write is taken; the seconds that it took."""
-    began = time.monotonic()
-
-    def accepted() -> bool:
-        try:
-            link.run(ADD, ["key"], [1])
-        except BackendUnavailable:
-            return False
-        return True
-
-    wait_until(accepted, limit, "a write is taken")
-    return time.monotonic() - began
+def add_until_accepted(link: Link) -> bool:
+    """Call again and again, as a pool does, until a write is taken."""
+    return bool(patiently(lambda: link.run(ADD, ["key"], [1])))
 
 
 def test_the_master_is_found_and_cautions_tell_of_its_replica(start: Group) -> None:

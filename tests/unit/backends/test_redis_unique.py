@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 from redis_rig import Rig, take
 from support.claims import found
-from support.jobs import QUEUE, a_job, new_lease, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered, unique
 
 from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, Verb
-from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.records import read_entry, write_entry
-
-
-def unique(key: str = "order-17", **fields: object) -> JobDefinition:
-    return a_job(unique=True, idempotency_key=key, **fields)
 
 
 def left(rig: Rig) -> tuple[bool, bool]:
@@ -25,8 +20,7 @@ def left(rig: Rig) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("ident", [None, "order-17-a"])
-def test_the_letter_of_a_record_says_that_it_has_a_key(rig: Rig, ident: str | None) -> None:
-    backend = rig.open()
+def test_the_letter_of_a_record_says_that_it_has_a_key(rig: Rig, backend: RedisBackend, ident: str | None) -> None:
     known = backend.enqueue(unique(identifier=ident))
     [member] = rig.call("ZRANGE", rig.key("ready"), 0, -1)
     record = rig.call("HGET", rig.key("record"), member).decode()
@@ -76,16 +70,14 @@ def test_an_evicted_one_gives_back_its_own_key_and_no_other(rig: Rig) -> None:
     assert backend.enqueue(unique()) == other
 
 
-def test_a_key_whose_message_was_removed_by_hand_is_free(rig: Rig) -> None:
-    backend = rig.open()
+def test_a_key_whose_message_was_removed_by_hand_is_free(rig: Rig, backend: RedisBackend) -> None:
     lost = backend.enqueue(unique())
     for name in ("ids", "record", "body", "ready"):
         rig.call("DEL", rig.key(name))
     assert backend.enqueue(unique()) != lost
 
 
-def test_unique_jobs_of_many_queues_are_added_in_one_step(rig: Rig) -> None:
-    backend = rig.open()
+def test_unique_jobs_of_many_queues_are_added_in_one_step(rig: Rig, backend: RedisBackend) -> None:
     first = backend.enqueue(unique(queue="q1"))
     before = rig.commands()
     ids = backend.enqueue_many([unique(queue=f"q{number % 3}") for number in range(9)])
@@ -94,8 +86,6 @@ def test_unique_jobs_of_many_queues_are_added_in_one_step(rig: Rig) -> None:
     assert ids == ids[:3] * 3
     assert len(set(ids)) == 3
 
-
-# --- on its way to another queue ----------------------------------------------------------------------------
 
 MOVED = NewMessage(
     "id-1", True, QUEUE, "make a report", 5, None, b'{"a":\n"\x00\xff"}', None, 3, 2, 7, 'ValueError: "no"\n', "SIGSEGV"
@@ -120,8 +110,7 @@ def test_entries_of_plain_follow_ups_have_the_form_that_older_pools_read() -> No
     )
 
 
-def test_what_utf_8_cannot_carry_is_written_out_on_the_way(rig: Rig) -> None:
-    backend = rig.open()
+def test_what_utf_8_cannot_carry_is_written_out_on_the_way(backend: RedisBackend) -> None:
     lease = new_lease(backend, identifier="order-17")
     assert backend.settle_many([(lease, Move("mails", error="no \ud800", cause="\udfff"))]) == [Settled.OK]
     message = found(backend, "order-17")
