@@ -375,7 +375,7 @@ def leave_process(ctx: jobpool.JobContext, how: str, then: str = "", times: int 
 
 @jobpool.handler
 def leave_thread(ctx: jobpool.JobContext) -> None:
-    threading.Thread(target=time.sleep, args=(LONG,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(LONG,)).start()
     note(ctx, "end")
 
 

@@ -123,8 +123,13 @@ class Inspector(parts.Inspector):
         return [row.message for row in islice(found, limit)]
 
     def inspect(self, ident: str) -> Message | None:
+        where, before = MessageFilter(ids=(ident,)), list[Place]()
         # Between the look at its place and that at its record it may have moved to another queue.
-        return super().inspect(ident) or super().inspect(ident)
+        while (places := [place for _, place in self.places([ident])]) and places != before:
+            for found in self._read(places, where, sys.maxsize):
+                return found.message
+            before = places
+        return None
 
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, largest: int = 0
