@@ -76,7 +76,8 @@ class RecyclePolicy:
             return FAILURE
         if swept:
             return swept
-        if left := self._left_threads(attempt):
+        changed = _thread._count() != self._threads + attempt.hook_threads
+        if (changed or self._daemon_threads) and (left := self._left_threads(attempt)):
             return left
         if self._leaks_descriptors():
             return DESCRIPTORS
