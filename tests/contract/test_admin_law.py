@@ -144,16 +144,21 @@ def test_a_list_shows_messages_of_every_state_and_everything_about_them(
     assert {message.state: message.id for message in shown.values()} == known
 
 
+def paged(backend: QueueBackend, limit: int) -> list[str]:
+    """The ids of all messages, as pages of this length bring them."""
+    seen: list[str] = []
+    after = None
+    while page := backend.list_messages(after=after, limit=limit):
+        seen += ids(page)
+        after = page[-1].cursor
+    return seen
+
+
 @pytest.mark.spans
 @pytest.mark.needs("atomic_across_queues")
 def test_pages_follow_each_other_without_gap_or_repeat(backend: QueueBackend) -> None:
     known = backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(25)])
-    seen: list[str] = []
-    after = None
-    while page := backend.list_messages(after=after, limit=4):
-        seen += ids(page)
-        after = page[-1].cursor
-    assert seen == known
+    assert paged(backend, 4) == known
 
 
 @pytest.mark.needs("keeps_place")
@@ -165,12 +170,7 @@ def test_pages_follow_many_priorities_and_states(harness: Harness, backend: Queu
     for lease in backend.fetch_many(QUEUE, limit=60):
         backend.abandon(lease, "failed")
     backend.fetch_many(QUEUE, limit=60)
-    seen: list[str] = []
-    after = None
-    while page := backend.list_messages(after=after, limit=77):
-        seen += ids(page)
-        after = page[-1].cursor
-    assert seen == known
+    assert paged(backend, 77) == known
 
 
 @pytest.mark.needs("keeps_place")
