@@ -69,11 +69,11 @@ class RedisBackend(QueueBackend):
         self._link, self._prefix = link, prefix
         keys = Keyspace(link, prefix, spread=self.spread)
         self._enqueuer = Enqueuer(keys)
-        self._leases = Leases(keys, self.clock, caps, self.scheme)
+        self._waiter = waiter = Waiter(keys)
+        self._leases = Leases(keys, self.clock, caps, self.scheme, waiter.saw)
         self._inspector = inspector = Inspector(keys)
         self._results = Results(keys, inspector)
         self._batches = None if self.spread else Batches(keys)
-        self._waiter = waiter = Waiter(keys)
         self._keys = RedisKeyStore(keys)
         self._claims = RedisClaimStore(keys, caps, self._enqueuer, inspector)
         self._enqueue = self._enqueuer.add

@@ -183,7 +183,7 @@ ENQUEUE_GIVEN = Script(ENQUEUE.source, ENQUEUE.names)
 ENQUEUE_ONE = _script("enqueue_one", "clock wake", "last", repeatable=False)
 OUTBOX_PEEK = _script("outbox_peek", "", "outbox")
 OUTBOX_DROP = _script("outbox_drop", "", "outbox")
-FETCH = _script("fetch", "clock promote check_holder call_memory bodies record_parts", "memory")
+FETCH = _script("fetch", "clock wake promote check_holder call_memory bodies record_parts", "memory")
 SETTLE = _script(
     "settle",
     f"{_ADDING} check_holder places release_guards {_BATCHES} erase {_FAILURES} notify_ended",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 import orjson
@@ -61,8 +61,12 @@ _ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
 
 
 class Leases:
-    def __init__(self, keys: Keyspace, clock: Clock, caps: DeadCaps, scheme: str) -> None:
+    def __init__(
+        self, keys: Keyspace, clock: Clock, caps: DeadCaps, scheme: str, saw: Callable[[str, int], object]
+    ) -> None:
+        """Keep what all calls need. `saw` is told what each fetch has left in its queue, as fetch.lua answers."""
         self._keys = keys
+        self._saw = saw
         self._clock = clock
         self._caps = caps
         self._scheme = scheme
@@ -71,9 +75,8 @@ class Leases:
         before, length = self._clock.boot(), micros(ttl)
         words = (min(limit, MAX_MESSAGES_PER_FETCH), length, f"{secrets.token_hex(8)} {length:014d} ", _CALL_TTL_US)
         answer = self._keys.run(FETCH, [queue], words, self._keys.one(queue, f"call:fetch:{fetch_id}"))
-        if not answer:
-            return []
-        members, records, bodies, *left = answer
+        members, records, bodies, more, *left = answer
+        self._saw(queue, more)
         ends = [before + micros_left / MICRO for micros_left in left[0]] if left else repeat(before + ttl)
         scheme = self._scheme
         leases = []

@@ -5,9 +5,11 @@ waiter takes it, with a command that blocks. It carries no message, so nothing i
 element that nobody waits for stays, so one that comes between the look and the sleep is found. It wakes one waiter. A
 fetch that leaves messages puts it there again; one that leaves none takes it away.
 
-The fetch follows when the pop has come back. Sent in one packet with it, it would save a tenth of the time from idle to
+The fetch follows when the pop has come back. Sent in one packet with it, it would save a fifth of the time from idle to
 start. But then a pool that the network has cut off leases the message, and holds it up for a whole ttl. A hint that is
 lost delays nobody.
+
+A fetch that leaves nothing is as good as a look, so the wait after it begins with the pop.
 
 A message that falls due wakes nobody: a look says when the next one does, and a waiter sleeps no longer than that. It
 looks again each `LOOK_INTERVAL_S`, for delays that were shortened meanwhile, and for a waiter that was woken and died.
@@ -33,6 +35,7 @@ from jobpool_backends.redis.records import places_by
 from jobpool_backends.shared import MICRO, pieces
 
 IDS_PER_SCRIPT = 500
+MAX_NOTED_QUEUES = 1000
 
 
 class Waiter:
@@ -40,6 +43,7 @@ class Waiter:
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
+        self._look_at: dict[str, float] = {}  # by queue that a fetch has left empty: CLOCK_MONOTONIC seconds
         self._closed = threading.Event()
         self.close = self._closed.set  # ends all waits; the link's own `close` wakes them at once
 
@@ -47,16 +51,31 @@ class Waiter:
         """Return a queue that may have something, None after `timeout` seconds, or when this is closed."""
         give_up = time.monotonic() + timeout
         try:
-            return self._wait(queues, give_up)
+            return self._wait(queues, give_up, self._quiet_for(queues) if timeout > 0 else 0.0)
         except BackendUnavailable:
             if self._closed.is_set():  # here, and with it the link: before a look, or while we slept
                 return None
             raise
 
-    def _wait(self, queues: Sequence[str], give_up: float) -> str | None:
+    def saw(self, queue: str, more: int) -> None:
+        """Note what a fetch has left: 0 = there may be more, -1 = nothing, else the µs until a message falls due.
+
+        It is as good as a look: what comes after it rings the bell. The next wait begins without one.
+        """
+        self._look_at.pop(queue, None)
+        if more and len(self._look_at) < MAX_NOTED_QUEUES:
+            seconds = min(more / MICRO, LOOK_INTERVAL_S) if more > 0 else LOOK_INTERVAL_S
+            self._look_at[queue] = time.monotonic() + seconds
+
+    def _quiet_for(self, queues: Sequence[str]) -> float:
+        """Return the seconds until a look is due."""
+        return max(0.0, min([self._look_at.pop(queue, 0.0) for queue in queues]) - time.monotonic())
+
+    def _wait(self, queues: Sequence[str], give_up: float, quiet: float) -> str | None:
         wakes = {self._keys.one(queue, "bell"): queue for queue in queues}
         while not self._closed.is_set():
-            ready, until_due = self._look(queues)
+            ready, until_due = (None, quiet) if quiet else self._look(queues)
+            quiet = 0.0
             if ready is not None:
                 return ready
             remaining = give_up - time.monotonic()

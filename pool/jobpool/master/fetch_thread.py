@@ -69,6 +69,7 @@ class FetchThread(MasterThread):
         self._paused: Collection[str] | None = ()
         self._want = 0
         self._brought = self._seen = 0  # messages so far; each is written by one thread, so neither needs the lock
+        self._tells_all = self._chosen_ttl and not limits  # that there is no more, by bringing less than it may
         self._may_hurry = not limits  # else it is the loop that knows what may still run
         self._woken = False
         self._probe_pause = FIRST_PROBE_PAUSE_S
@@ -155,7 +156,7 @@ class FetchThread(MasterThread):
         return min(room, MAX_FETCH) if not unseen or (self._may_hurry and room >= MAX_ENOUGH) else 0
 
     def _fetch(self, count: int) -> bool:
-        """Try each queue once, in its turn, until one has something."""
+        """Try each queue once, in its turn, until one has something; return whether there may be more."""
         self._woken = False
         for queue in self._turns():
             if self._halt.is_set():
@@ -167,7 +168,7 @@ class FetchThread(MasterThread):
             got = self._fetch_from(queue, room) if room and self._breakers.allow(queue, now) else 0
             if got:
                 self._weights.took(queue, got)
-                return True
+                return got >= room or not self._tells_all or len(self._known) > 1
             self._weights.found_nothing(queue)
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -129,3 +130,35 @@ def test_an_idle_pool_asks_little(rig: Rig, backend: RedisBackend) -> None:
     backend.wait_any(queues, 0.01)
     asked = rig.spent(lambda: backend.wait_any(queues, 1.4))
     assert asked["evalsha"] + asked["blpop"] <= 8
+
+
+@pytest.mark.parametrize(("there", "looks"), [(2, 0), (3, 1)], ids=["nothing is left", "something is left"])
+def test_after_a_fetch_that_leaves_nothing_a_wait_begins_without_a_look(
+    rig: Rig, backend: RedisBackend, there: int, looks: int
+) -> None:
+    backend.enqueue_many(numbered(there))
+    assert len(take(backend, 2)) == 2
+    rig.call("DEL", rig.key("bell"))
+    spent = rig.spent(lambda: backend.wait_any([QUEUE], 0.05))
+    assert (spent["exists"] > 0, spent["blpop"]) == (looks > 0, 1 - looks)
+    assert rig.spent(lambda: backend.wait_any([QUEUE], 0.05))["exists"] > 0, "it counts once"
+
+
+def test_a_wait_without_a_first_look_misses_nothing(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(), rig.open()
+    assert take(backend) == []
+    producer.enqueue(a_job())
+    assert backend.wait_any([QUEUE], 0.0) == QUEUE, "without time to wait it looks all the same"
+    assert len(take(backend, 2)) == 1
+    producer.enqueue(a_job())
+    started = Stopwatch()
+    assert backend.wait_any([QUEUE], 30.0) == QUEUE
+    assert started.seconds() < 0.4  # before it would have looked: the bell has rung
+    backend.enqueue(a_job(scheduled_at=at(time.time() + 0.2)))
+    assert len(take(backend, 2)) == 1
+    assert backend.wait_any([QUEUE], 30.0) == QUEUE
+    assert len(take(backend)) == 1
+    assert take(backend) == []
+    wait = threads.submit(backend.wait_any, [QUEUE], 30.0)
+    rig.call("ZADD", rig.key("ready"), 0, "0050000000000000001")  # as if the bell's one element had been taken
+    assert wait.result(2.0) == QUEUE

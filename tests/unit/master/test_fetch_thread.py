@@ -63,6 +63,22 @@ def test_without_a_hint_nothing_is_fetched_and_with_one_it_is() -> None:
         assert backend.fetches in (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("queues", "limits", "fetches"),
+    [(1, Limits(), 1), (2, Limits(), 3), (1, Limits(concurrency={QUEUE: 9}), 2)],
+    ids=["one", "two", "limited"],
+)
+def test_what_a_fetch_of_the_only_queue_did_not_bring_is_not_there(queues: int, limits: Limits, fetches: int) -> None:
+    backend = CountedBackend()
+    backend.enqueue_many([a_job(), a_job()])
+    with fetching(backend, 3, *[QUEUE, "mails"][:queues], limits=limits) as thread:
+        thread.until(ev.Leased)
+        thread.thread.seen(2)
+        thread.thread.want(1)
+        wait_until(lambda: backend.waits > 3)
+        assert backend.fetches == fetches
+
+
 def test_of_many_queues_the_empty_ones_cost_no_fetch_each() -> None:
     backend, names = CountedBackend(), [f"q{number}" for number in range(500)]
     with fetching(backend, 2, *names) as thread:

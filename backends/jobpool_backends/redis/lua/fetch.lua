@@ -1,6 +1,7 @@
 -- Leases the first messages in order.
 -- ARGV: limit, ttl in µs, the text before a leased record, and the µs for which to remember the call.
--- Answers: members, records, bodies, and if the call is a repeated one, the µs that each lease has left.
+-- Answers: members, records, bodies, and what is left: 0 = there may be more, -1 = nothing, else the µs until a message
+-- falls due. Then, if the call is a repeated one, the µs that each lease has left.
 
 local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
 local PROMOTE = 4000 -- due messages that are put in order with the others, in some 10 ms; the next fetch goes on
@@ -20,7 +21,7 @@ local function fetch_again(known)
             held[#held + 1], kept[#kept + 1], left[#left + 1] = member, records[i], deadlines[i] - now
         end
     end
-    return {held, kept, bodies_of(q, held), left}
+    return {held, kept, bodies_of(q, held), 0, left}
 end
 
 -- The bodies of the first members, as many as may be sent at once. The other members leave the list.
@@ -68,11 +69,15 @@ local function lease(members, records)
     call('ZREMRANGEBYRANK', q.ready, 0, #members - 1)
 end
 
--- Let the bell say whether something is ready now. Mostly it says so already.
-local function notify_ended()
-    if call('EXISTS', q.ready, q.bell) == 1 and call('DEL', q.bell) == 0 then
-        call('RPUSH', q.bell, 1)
+-- Let the bell say whether something is ready now, and return what is left.
+local function ring()
+    if call('EXISTS', q.ready) == 1 then
+        wake_one(q)
+        return 0
     end
+    call('DEL', q.bell)
+    local soonest = call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES')[2]
+    return soonest and math.max(0, tonumber(soonest) - now) or -1
 end
 
 local known = recall(LEAD.memory)
@@ -82,13 +87,11 @@ end
 promote(q, PROMOTE)
 local members = call('ZRANGE', q.ready, 0, limit - 1)
 if #members == 0 then
-    call('DEL', q.bell)
-    return {}
+    return {members, members, members, ring()}
 end
 call('ZREMRANGEBYRANK', q.ready, 1, 0) -- of none, for what `check_writable` says
 call('ZADD', q.leased, 'XX', 0, '')
 local bodies = take_bodies(members)
 local records = take_records(members, bodies)
 lease(members, records)
-notify_ended()
-return {members, records, bodies}
+return {members, records, bodies, ring()}
