@@ -149,6 +149,6 @@ class ForkServerClient(Program):
         """End it, if it has not ended. Blocks until it is dead, some milliseconds."""
         self.close()
         self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
-            self.wait(HANG_UP_LIMIT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D); then init collects it
+            self.wait(UNDEAD_AFTER_S)
         self.output.close()

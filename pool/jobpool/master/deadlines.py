@@ -205,7 +205,7 @@ def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) 
         for delivery in slot.deliveries:
             pool.lose(delivery)  # its lease must expire, because its handler may still run
         slot.deliveries.clear()
-        actions.append(act.ForgetChild(slot, slot.child))
+        actions.append(act.ForgetChild(slot.child))
         pool.slots.collect(slot.child, now)
 
 
