@@ -140,5 +140,6 @@ class Breakers:
     def answered(self, queues: Iterable[str], now: float) -> None:
         """Note another answer about these queues: an open breaker lets its probe through at once, but for the keys'."""
         with self._lock:
-            for queue in (self._breakers.keys() & queues) - self._keys_silent:
-                self._breakers[queue].answered(now)
+            for queue in set(queues) - self._keys_silent:
+                if (breaker := self._breakers.get(queue)) is not None:
+                    breaker.answered(now)
