@@ -193,10 +193,8 @@ def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
     for slot in pool.slots.live:
         if over and not slot.killed_at:
             kill_child(slot, EndReason.STOP, "the pool stops", now, actions)
-        elif slot.state is SlotState.DYING:
-            continue
-        elif slot.waiting:
+        elif slot.waiting and slot.state is not SlotState.DYING:
             actions.append(act.TakeBack(slot))
-        elif slot.state is not SlotState.BUSY:
+        elif slot.state in (SlotState.STARTING, SlotState.IDLE):
             slot.end(EndReason.RETIRE, now, "the pool stops", killed=False)
             actions.append(act.RetireChild(slot))
