@@ -28,19 +28,9 @@ from jobpool.errors import ConfigurationError
 from jobpool.handlers import app
 from jobpool.handlers.ending import Attempt
 from jobpool.handlers.registry import DEFAULT
-from jobpool.ipc import packets
+from jobpool.ipc import frames, packets
 from jobpool.ipc.alarm import Alarm
-from jobpool.ipc.frames import (
-    RUN_HEAD,
-    TICKETED,
-    BootFailed,
-    HandlerInfo,
-    Ready,
-    Result,
-    plain_success,
-    split_ticket,
-    to_raw,
-)
+from jobpool.ipc.frames import RUN_HEAD, HandlerInfo, Result, plain_success, to_raw
 from jobpool.ipc.inheritance import flush, writers
 from jobpool.ipc.process_options import NO_LINES, ChildBoot, ChildOptions
 from jobpool.message import producer
@@ -99,7 +89,7 @@ def run(boot: ChildBoot) -> int:
             boot.inheritance.streams = writers()
     except ConfigurationError as error:
         with contextlib.suppress(OSError):
-            packets.send_announced(boot.channel, BootFailed(str(error)).encode())
+            packets.send_announced(boot.channel, frames.BootFailed(str(error)).encode())
         return CANNOT_BOOT
     lines.level = options.lines_level
     if lines.level < NO_LINES:
@@ -157,12 +147,12 @@ class Child:
         """Tell the master, then take frame after frame. Raises `OSError` or `SocketsLost` without the master."""
         self._page.idle(monotonic())
         self._title.idle()
-        packets.send_announced(self._channel, Ready().encode())
+        packets.send_announced(self._channel, frames.Ready().encode())
         while (packet := self._next()) is not None:
             if packet[0] == _RUN:
                 leaving = self._attempt(packet)
-            elif packet[0] == TICKETED:
-                ticket, run = split_ticket(packet)
+            elif packet[0] == frames.TICKETED:
+                ticket, run = frames.split_ticket(packet)
                 leaving = self._attempt(run, own_ack(ticket, self._producer.pack))
             else:
                 break
@@ -207,7 +197,7 @@ class Child:
             return self._answer(nonce, Attempt(ResultKind.UNRECOVERABLE, error=str(error), started=now))
         deadline = now + timeout if timeout > 0 else 0.0
         about = envelope.identifier, envelope.queue, envelope.job, attempts + 1, envelope.name or ""
-        self._page.started(nonce, now, deadline, *about)
+        self._page.started(deadline, *about)
         self._title.busy(envelope.job, envelope.identifier)
         job = JobToRun(envelope, fence, crashes, timeout, ack=ack)
         attempt = self._runner.run(job, self._page.progress)

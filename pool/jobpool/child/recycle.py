@@ -45,7 +45,6 @@ class RecyclePolicy:
 
     def __init__(self, boot: ChildBoot) -> None:
         self._options = boot.options
-        self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
         self._daemon_threads = dict[threading.Thread, float]()  # that stayed → the CPU time that each wanted
@@ -70,9 +69,9 @@ class RecyclePolicy:
             return attempt.kind.name.lower()
         if attempt.left_open:
             return "a transaction was left open"
-        if attempt.suspect and self._after_failure == "suspect":
+        if attempt.suspect and self._options.recycle_on_failure == "suspect":
             return FAILURE
-        if self._after_failure == "always" and attempt.kind in _FAILURES:
+        if self._options.recycle_on_failure == "always" and attempt.kind in _FAILURES:
             return FAILURE
         if swept:
             return swept

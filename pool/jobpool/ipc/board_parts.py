@@ -131,26 +131,13 @@ class ChildPart:
         reals[_DEADLINE] = 0.0
         words[0] = sequence
 
-    def started(
-        self,
-        nonce: int,
-        now: float,
-        deadline: float,
-        ident: str,
-        queue: str,
-        handler: str,
-        attempt: int,
-        name: str = "",
-    ) -> None:
-        """Note that it runs this attempt. `deadline` 0 = unlimited. `name`: the job's."""
-        words, reals = self._words, self._reals
+    def started(self, deadline: float, ident: str, queue: str, handler: str, attempt: int, name: str = "") -> None:
+        """Note what the frame that it has taken asks for. `deadline` 0 = unlimited. `name`: the job's."""
+        words = self._words
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
-        words[_NONCE] = nonce
-        words[_STATE] = _BUSY
         words[_ATTEMPT] = attempt
-        reals[_SINCE] = reals[_STARTED] = now
-        reals[_DEADLINE] = deadline
+        self._reals[_DEADLINE] = deadline
         write_text(self._memory, _IDENT, ident, _NAME_ROOM)
         if queue != self._queue:
             write_text(self._memory, _QUEUE, queue, _NAME_ROOM)

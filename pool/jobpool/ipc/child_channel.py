@@ -13,20 +13,8 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from jobpool.ipc import packets
-from jobpool.ipc.frames import (
-    MAX_ENQUEUED_BYTES,
-    Ask,
-    BadFrame,
-    BootFailed,
-    Frame,
-    Ready,
-    Reply,
-    Result,
-    Said,
-    decode,
-    nonce_of,
-)
+from jobpool.ipc import frames, packets
+from jobpool.ipc.frames import BadFrame, Frame, Reply, Result, decode, nonce_of
 from jobpool.ipc.line_budget import SAID_AT_ONCE, SAID_PER_S
 
 MAX_FRAMES_AHEAD = 128  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
@@ -65,7 +53,7 @@ class ChildChannel:
         self._near, self._far = packets.pair()
         self._work.setblocking(False)
         self._near.setblocking(False)
-        largest = MAX_ENQUEUED_BYTES + ESCAPED_FACTOR * 2 * max(output_cap, packets.INLINE_BYTES)
+        largest = frames.MAX_ENQUEUED_BYTES + ESCAPED_FACTOR * 2 * max(output_cap, packets.INLINE_BYTES)
         self._longest = output_cap + MARKS_CHARS
         self._reader = packets.Reader(self._near, min(largest, packets.MAX_PACKET_BYTES))
         self._output, self._output_in = _output_pipe()
@@ -191,18 +179,20 @@ class ChildChannel:
 
     def _check(self, kind: type[Frame], size: int) -> None:
         """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""
-        if kind is Ask:
+        if kind is frames.Ask:
             self.is_asking = True
-        elif kind is Ready or kind is BootFailed:
+        elif kind is frames.Ready or kind is frames.BootFailed:
             if self._booted:
                 raise BrokenChannelError(f"a child sent {kind.__name__} once more")
             self._booted = True
-        elif kind is Said:
+        elif kind is frames.Said:
             self._said += 1
             # A child keeps to half of this by itself, and cuts its lines: what is above it is none of its own.
             most = (time.monotonic() - self._made_at) * SAID_PER_S * 2 + SAID_AT_ONCE
             if self._said > most or size > packets.INLINE_BYTES:
                 raise BrokenChannelError("a child sent more for the log than it may")
+        else:
+            raise BrokenChannelError(f"a child sent {kind.__name__}")
 
     def signal(self, number: int) -> None:
         """Send a signal through the pidfd. Before the birth is known, SIGKILL waits for it, and no other does.

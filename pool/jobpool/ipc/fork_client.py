@@ -20,7 +20,7 @@ from jobpool.ipc.program import Program
 PROGRAM = "jobpool.ipc.fork_server_main"
 CHILD = "jobpool.child.main"  # the module that a fork server imports before it is told anything
 HANG_UP_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
-UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
+UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which nobody waits for it any more, nor leaves its dead children to it
 _FRAMES_AT_ONCE = 256
 log = logging.getLogger("jobpool.pool")
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
@@ -149,6 +149,6 @@ class ForkServerClient(Program):
         """End it, if it has not ended. Blocks until it is dead, some milliseconds."""
         self.close()
         self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
-            self.wait(HANG_UP_LIMIT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D); then init collects it
+            self.wait(UNDEAD_AFTER_S)
         self.output.close()

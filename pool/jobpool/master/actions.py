@@ -76,7 +76,7 @@ class CancelAttempt(SlotAction):
     """Raise `Cancelled` in the handler of the head."""
 
 
-class ForgetChild(SlotAction):
+class ForgetChild(Action):
     """A killed child was not collected in time: close what we hold of it."""
 
     child: int

@@ -11,12 +11,12 @@ from jobpool.master import events as ev
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
 from jobpool.master.scheduler import ON_SCHEDULERS
-from jobpool.master.serving import ON_SERVING
+from jobpool.master.serving import Surveyed, note_unserved
 from jobpool.master.state import Pool
 
 _COMMON = {ev.ChildResults, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.LoopCall}
-_COMMON |= {ev.ChildSaid, ev.AppSaid, ev.NotBegun}
-"""Events that come all the time and never call for another child."""
+_COMMON |= {ev.FrameCame, ev.AppSaid, ev.NotBegun}
+"""Events that come all the time and never call for another child, but for some frames: see `on_children`."""
 
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:
@@ -71,7 +71,7 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_MESSAGES,
     **ON_CHILDREN,
     **ON_SCHEDULERS,
-    **ON_SERVING,
+    Surveyed: note_unserved,
     ev.LoopCall: lambda pool, event: event.make(pool),
     ev.Requested: lambda pool, event: pool.requests.append((event.request, event.answer)),
     ev.SignalCame: _signal,

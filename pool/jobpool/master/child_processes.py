@@ -31,7 +31,7 @@ DRAIN_EVERY_S = 0.05
 DRAIN_EARLY_S = 0.02  # so much earlier they are looked for in a turn that comes anyway, which saves a turn of its own
 DRAIN_FLOOD_EVERY_S = 0.001  # the same while one is full: some hundred MiB a second, in little of the master's time
 COLLECT_EVERY_S = 0.02  # seconds between two looks for the dead of a fork server that has died
-FORK_SERVER_STOP_S = 1.0  # that a fork server gets to end by itself when the pool does, and again when it was killed
+FORK_SERVER_STOP_S = 1.0  # that a fork server gets to end by itself when the pool does
 SWEEP_LIMIT_S = 0.5  # seconds for killing what a dead fork server's children left behind
 
 ORPHANED = "the pool: its fork server has died"
@@ -146,19 +146,13 @@ class ChildProcesses:
 
     def _server_said(self, generation: int, frame: Frame, fds: list[int]) -> list[ev.Event]:
         match frame:
-            case frames.Spawned(child, pid):
-                return self._spawned(child, pid, fds)
             case Exited():
                 return self._died(frame)
-            case frames.SpawnFailed(child, error):
+            case frames.Spawned():
+                return self._spawned(generation, frame, fds)
+            case frames.SpawnFailed(child):
                 self.forget(child)
-                return [ev.SpawnRefused(child, error)]
-            case frames.Loaded() as app:
-                return [ev.AppLoaded(generation, app)]
-            case frames.LoadFailed(error, trace):
-                return [ev.AppFailed(generation, error, trace)]
-            case _:
-                return []
+        return [ev.FrameCame(generation, frame)]
 
     def _collect(self) -> list[ev.Event]:
         """Collect the children of fork servers that have died, which this process has adopted."""
@@ -239,18 +233,19 @@ class ChildProcesses:
     def _listen(self, channel: ChildChannel) -> None:
         self.watch(channel.fileno(), lambda: self._read_child(channel))
 
-    def _spawned(self, child: int, pid: int, fds: list[int]) -> list[ev.Event]:
-        channel = self._channels.get(child)
+    def _spawned(self, generation: int, born: frames.Spawned, fds: list[int]) -> list[ev.Event]:
+        channel = self._channels.get(born.child)
         if channel is None:
             packets.close_all(fds)
             return []
         if not fds:  # without a pidfd it could not be killed: it ends when its channel does
-            self.forget(child)
-            return [ev.SpawnRefused(child, "there is no free file descriptor for it: raise `ulimit -n`")]
-        channel.bear(pid, fds[0])
+            self.forget(born.child)
+            why = "there is no free file descriptor for it: raise `ulimit -n`"
+            return [ev.FrameCame(generation, frames.SpawnFailed(born.child, why))]
+        channel.bear(born.pid, fds[0])
         packets.close_all(fds[1:])
         self.watch(channel.pidfd, lambda: self._child_ended(channel))
-        return [ev.ChildSpawned(child, pid)]
+        return [ev.FrameCame(generation, born)]
 
     def _child_ended(self, channel: ChildChannel) -> list[ev.Event]:
         if not channel.has_ended():  # what can be read was another's, whose number this descriptor has got since
@@ -286,7 +281,7 @@ class ChildProcesses:
                     break
                 if to_the_end and type(frame) is Ask:
                     continue
-                events.append(_child_said(channel.child, frame))
+                events.append(ev.FrameCame(channel.child, frame))
                 results = []  # what comes after this is told after it
                 if channel.is_asking and not to_the_end:
                     self.unwatch(channel.fileno())
@@ -311,11 +306,11 @@ class ChildProcesses:
         options = self._config.options
         if said[1] and options.lines_level <= logging.INFO:
             lines = Masker(options.mask_keys).text(said[1]).splitlines()
-            events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
+            events += [ev.FrameCame(child, frames.Said(started, logging.INFO, line)) for line in lines]
         if exited.signal == signal.SIGKILL and not killer:
             killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
         rest, deadline = channel.take_rest(), page.child.read().deadline
-        events.append(ev.ChildDied(child, exited, started, rest, stack, output, killer, deadline))
+        events.append(ev.ChildDied(exited, started, rest, stack, output, killer, deadline))
         self.forget(child)
         return events
 
@@ -386,33 +381,11 @@ class ChildProcesses:
         for generation in list(self._servers):
             self.end_server(generation)
         for server in self._ended.values():
-            _await_end(server)
-            server.output.close()
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(FORK_SERVER_STOP_S)
+            server.discard()
         self._ended.clear()
         for child in list(self._channels):
             self.forget(child)
         self._sweep()
         self._poll.close()
-
-
-def _await_end(server: ForkServerClient) -> None:
-    try:
-        server.wait(FORK_SERVER_STOP_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
-            server.wait(FORK_SERVER_STOP_S)
-
-
-def _child_said(child: int, frame: Frame) -> ev.Event:
-    match frame:
-        case frames.Ready():
-            return ev.ChildReady(child)
-        case Ask():
-            return ev.ChildAsked(child, frame)
-        case frames.Said():
-            return ev.ChildSaid(child, frame)
-        case frames.BootFailed(error):
-            return ev.ChildBootFailed(child, error)
-        case _:
-            raise BrokenChannelError(f"a child sent {type(frame).__name__}")

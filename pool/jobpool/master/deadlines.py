@@ -198,14 +198,13 @@ def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) 
         return
     if not slot.killed_at:
         pool.note("warning", "a child that was told to leave has not left; it is killed", slot=slot.index, pid=slot.pid)
-        slot.killed_at = now
-        actions.append(act.KillChild(slot))
+        kill_child(slot, slot.ending, slot.ending_text, now, actions)
     else:
         pool.note("error", "a killed child does not die; its slot is replaced", slot=slot.index, pid=slot.pid)
         for delivery in slot.deliveries:
             pool.lose(delivery)  # its lease must expire, because its handler may still run
         slot.deliveries.clear()
-        actions.append(act.ForgetChild(slot, slot.child))
+        actions.append(act.ForgetChild(slot.child))
         pool.slots.collect(slot.child, now)
 
 

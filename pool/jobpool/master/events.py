@@ -11,7 +11,7 @@ from msgspec import Struct
 from jobpool.broker import control
 from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.ipc.frames import Ask, Exited, Loaded, Reply, Result, Said
+from jobpool.ipc.frames import Exited, Frame, Reply, Result
 from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
@@ -100,15 +100,11 @@ class Counted(Event):
     stats: dict[str, QueueStats]
 
 
-class AppLoaded(Event):
-    generation: int
-    app: Loaded
+class FrameCame(Event):
+    """A frame of a fork server or a child has come, other than a `Result` or an `Exited`."""
 
-
-class AppFailed(Event):
-    generation: int
-    error: str
-    trace: str
+    sender: int  # the generation of the fork server, or the child's number
+    frame: Frame
 
 
 class ForkServerGone(Event):
@@ -121,32 +117,10 @@ class ChildEvent(Event):
     child: int
 
 
-class ChildSpawned(ChildEvent):
-    pid: int
-
-
-class SpawnRefused(ChildEvent):
-    error: str
-
-
-class ChildReady(ChildEvent):
-    pass
-
-
-class ChildBootFailed(ChildEvent):
-    error: str
-
-
 class ChildResults(ChildEvent):
     """All answers that one look at a child has brought, in their order."""
 
     results: list[Result]
-
-
-class ChildSaid(ChildEvent):
-    """Its handler printed or logged a line."""
-
-    said: Said
 
 
 class AppSaid(Event):
@@ -154,10 +128,6 @@ class AppSaid(Event):
 
     line: str
     app: str = "import"  # or "scheduler"
-
-
-class ChildAsked(ChildEvent):
-    ask: Ask
 
 
 class Produced(ChildEvent):
@@ -182,7 +152,7 @@ class ChildEnded(ChildEvent):
     """Its process has ended; the fork server has yet to collect it, and to say how."""
 
 
-class ChildDied(ChildEvent):
+class ChildDied(Event):
     """The death was collected and the channel drained.
 
     `started`: nonce of the last attempt that the child began. `stack`, `output`: as it left them, capped. `unread`:

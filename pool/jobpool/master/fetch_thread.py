@@ -223,7 +223,7 @@ class FetchThread(MasterThread):
         in_time = self._in_time(leases)
         inspect, now = self._inspector.inspect, self._backend.time.guess
         found = [Inspected(lease, inspect(lease, now)) for lease in in_time]
-        return self._admit(queue, found, Leased([], took, late=len(leases) - len(in_time), lasts=lasts))
+        return self._admit(queue, Leased(found, took, late=len(leases) - len(in_time), lasts=lasts))
 
     def _in_time(self, leases: list[JobLease]) -> list[JobLease]:
         """Return those that may be begun. Not one that came so late that it has ended, unless the broker renews it."""
@@ -238,23 +238,22 @@ class FetchThread(MasterThread):
         now = self._clock.boot()
         return [lease for lease in renewed if lease is not None and lease.expires_at > now]
 
-    def _admit(self, queue: str, found: list[Inspected], leased: Leased) -> int:
-        """Get those of `found` that need something what they need, or their outcomes; hand all to the loop.
+    def _admit(self, queue: str, leased: Leased) -> int:
+        """Get those that need something what they need, or their outcomes; hand all to the loop.
 
         Returns how many were not refused. If the broker is silent, those that need nothing do not wait for the others.
         """
-        asked, total = self._acquirer.asks(queue, found), len(found)
+        asked, total = self._acquirer.asks(queue, leased.leases), len(leased.leases)
         answers = self._begin(queue, asked) if asked else []
         if answers is None:
             needy = {id(inspected) for inspected, _ in asked}
-            if plain := [inspected for inspected in found if id(inspected) not in needy]:
+            if plain := [inspected for inspected in leased.leases if id(inspected) not in needy]:
                 self._put(Leased(plain, leased.took, lasts=leased.lasts))
-            found, answers = [inspected for inspected, _ in asked], self._begin_again(queue, asked)
+            leased.leases, answers = [inspected for inspected, _ in asked], self._begin_again(queue, asked)
         if answers is not None:
             if asked:
                 self._conclude(queue, asked, answers)
             self._note_success(queue)
-        leased.leases = found
         self._put(leased)
         return max(1, total - sum(inspected.outcome is not None for inspected, _ in asked))
 
@@ -315,7 +314,7 @@ class FetchThread(MasterThread):
 
     def _hinted(self) -> bool:
         now = self._clock.mono()
-        waits = {queue: self._shut_for(queue, now) for queue in self._weights.names}
+        waits = {queue: self._shut_for(queue, now) for queue in self._known}
         if any(not waits.get(queue) for queue in self._unanswered):
             return True  # the pause after its failure is over
         names = [queue for queue, wait in waits.items() if not wait]

@@ -17,7 +17,7 @@ from jobpool import __version__
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
-from jobpool.ipc.frames import run_packet, with_ticket
+from jobpool.ipc.frames import SpawnFailed, run_packet, with_ticket
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.ipc.requests import reply
 from jobpool.master import actions as act
@@ -203,7 +203,7 @@ class Master:
                 try:
                     self.children.spawn(slot)
                 except OSError as error:
-                    self._apply(ev.SpawnRefused(slot.child, str(error)))
+                    self._apply(ev.FrameCame(slot.generation, SpawnFailed(slot.child, str(error))))
             case act.RetireChild(slot):
                 self._apply(self.children.take_back(slot))
                 self.children.retire(slot)
@@ -216,7 +216,7 @@ class Master:
                 slot.awaits_stack = True
             case act.LookForStack(slot):
                 slot.awaits_stack = not self.children.has_stack(slot)
-            case act.ForgetChild(_, child):
+            case act.ForgetChild(child):
                 self.children.forget(child)
             case act.Produce(child, ask, jobs) if ask.pack:
                 # Not on the settle thread: that may wait for a lock which the asking handler's transaction holds.

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from jobpool.errors import ENQUEUE_LATER
-from jobpool.ipc.frames import NO_JOBS, Loaded, Result
+from jobpool.ipc.frames import NO_JOBS, Ask, BootFailed, Loaded, LoadFailed, Ready, Result, Said, Spawned, SpawnFailed
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import events as ev
 from jobpool.master.deadlines import overrun_text
@@ -48,31 +48,37 @@ _BY_ORDER = (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERV
 SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
 
 
-def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
-    server = pool.servers.get(event.generation)
+def _frame_came(pool: Pool, event: ev.FrameCame) -> None:
+    kind = type(event.frame)
+    _ON_FRAMES[kind](pool, event.sender, event.frame)
+    pool.changed = pool.changed or kind is not Said
+
+
+def _app_loaded(pool: Pool, generation: int, app: Loaded) -> None:
+    server = pool.servers.get(generation)
     if server is None or server.ending:
         return
-    if asked := _not_possible(pool, event.app):
+    if asked := _not_possible(pool, app):
         server.refused = True
         why = f"handler {asked}, which the pool's backend cannot do: use one that can (docs/backends.md)"
-        _app_failed(pool, ev.AppFailed(event.generation, f"{why}, or leave that out", ""))
+        _app_failed(pool, generation, LoadFailed(f"{why}, or leave that out"))
         return
-    server.loaded, server.preloaded, server.heard_at = True, event.app.preloaded, pool.now
-    if event.generation < pool.generation:
+    server.loaded, server.preloaded, server.heard_at = True, app.preloaded, pool.now
+    if generation < pool.generation:
         return  # of two reloads, the later one was quicker
-    is_first, pool.generation = pool.generation == 0, event.generation
+    is_first, pool.generation = pool.generation == 0, generation
     if server.is_reload:
         pool.boot.succeeded()  # what failed was the old code
     pool.reload_error = ""
-    pool.handlers = {info.name: info for info in event.app.handlers}
+    pool.handlers = {info.name: info for info in app.handlers}
     for delivery in [d for d in pool.held.values() if d.handler in pool.handlers]:  # the new code may get it
         delivery.acks_itself |= pool.handlers[delivery.handler].ack_in_transaction
     pool.unknown_since.clear()  # what waited for a handler may have run with the code before
-    serve_named(pool, event.app.handlers, is_first=is_first)
+    serve_named(pool, app.handlers, is_first=is_first)
     pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
-    pool.note("info", "app loaded", handlers=enabled, queues=list(pool.queues), seconds=round(event.app.seconds, 3))
-    _note_aftermath(pool, event.app)
+    pool.note("info", "app loaded", handlers=enabled, queues=list(pool.queues), seconds=round(app.seconds, 3))
+    _note_aftermath(pool, app)
 
 
 def _not_possible(pool: Pool, app: Loaded) -> str:
@@ -118,15 +124,15 @@ def _closed_to_hooks(pool: Pool) -> frozenset[str] | None:
     return closed
 
 
-def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
-    if (server := pool.servers.get(event.generation)) and not server.refused:
+def _app_failed(pool: Pool, generation: int, failed: LoadFailed) -> None:
+    if (server := pool.servers.get(generation)) and not server.refused:
         server.ending = True  # it exits by itself
     is_last = not any(other.is_young for other in pool.servers.values())  # of the start's import and its reloads
     if pool.generation == 0 and pool.boot.failures == 0 and is_last:
-        pool.fail(event.error, "the app does not load", event.trace)
+        pool.fail(failed.error, "the app does not load", failed.trace)
         return
-    again_in = pool.server_failed(event.generation, event.error, pool.now)
-    fields = {"error": event.error, "trace": event.trace or None, "again_in": again_in}
+    again_in = pool.server_failed(generation, failed.error, pool.now)
+    fields = {"error": failed.error, "trace": failed.trace or None, "again_in": again_in}
     pool.note("error", "the app does not load; what runs goes on", **fields)
 
 
@@ -156,40 +162,40 @@ def _app_said(pool: Pool, event: ev.AppSaid) -> None:
     pool.lines.append(Line(level, event.line, {"app": event.app}))
 
 
-def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
-    if slot := pool.slots.by_child(event.child):
-        slot.pid = event.pid
-        _note_answer(pool, slot)
+def _child_spawned(pool: Pool, _: int, born: Spawned) -> None:
+    if slot := pool.slots.by_child.get(born.child):
+        slot.pid = born.pid
+        _heard_from_server(pool, slot)
 
 
-def _note_answer(pool: Pool, slot: Slot) -> None:
+def _heard_from_server(pool: Pool, slot: Slot) -> None:
     if server := pool.servers.get(slot.generation):
         server.heard_at = pool.now
 
 
-def _spawn_refused(pool: Pool, event: ev.SpawnRefused) -> None:
-    if slot := pool.slots.collect(event.child, pool.now):
-        _note_answer(pool, slot)
-        pool.boot.failed(event.error, pool.now)
-        pool.note("error", "no child could be forked", error=event.error)
+def _spawn_failed(pool: Pool, _: int, failed: SpawnFailed) -> None:
+    if slot := pool.slots.collect(failed.child, pool.now):
+        _heard_from_server(pool, slot)
+        pool.boot.failed(failed.error, pool.now)
+        pool.note("error", "no child could be forked", error=failed.error)
 
 
-def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
-    if (slot := pool.slots.by_child(event.child)) and slot.state is SlotState.STARTING:
+def _child_ready(pool: Pool, child: int, _: Ready) -> None:
+    if (slot := pool.slots.by_child.get(child)) and slot.state is SlotState.STARTING:
         slot.move(SlotState.IDLE, pool.now)
         pool.boot.succeeded()
         pool.child_came = pool.has_booted = True
 
 
-def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
-    if slot := pool.slots.by_child(event.child):
-        slot.end(EndReason.BOOT, pool.now, event.error, killed=False)
-        pool.boot.failed(event.error, pool.now)
-        pool.note("error", "a child could not boot", error=event.error)
+def _child_boot_failed(pool: Pool, child: int, failed: BootFailed) -> None:
+    if slot := pool.slots.by_child.get(child):
+        slot.end(EndReason.BOOT, pool.now, failed.error, killed=False)
+        pool.boot.failed(failed.error, pool.now)
+        pool.note("error", "a child could not boot", error=failed.error)
 
 
 def _child_results(pool: Pool, event: ev.ChildResults) -> None:
-    slot, count, busy, brief = pool.slots.by_child(event.child), 0, 0.0, 0.0
+    slot, count, busy, brief = pool.slots.by_child.get(event.child), 0, 0.0, 0.0
     if slot is None:
         return
     for result in event.results:
@@ -251,8 +257,8 @@ def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Resul
     )
 
 
-def _child_said(pool: Pool, event: ev.ChildSaid) -> None:
-    said, slot = event.said, pool.slots.by_child(event.child)
+def _child_said(pool: Pool, child: int, said: Said) -> None:
+    slot = pool.slots.by_child.get(child)
     fields: dict[str, Any] = {"slot": slot.index if slot else -1}
     if said.nonce and slot and slot.deliveries and slot.deliveries[0].nonce == said.nonce:
         lease = slot.deliveries[0].lease
@@ -272,7 +278,7 @@ def _child_said(pool: Pool, event: ev.ChildSaid) -> None:
 
 
 def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
-    slot = pool.slots.by_child(event.child)
+    slot = pool.slots.by_child.get(event.child)
     if slot is None or slot.state is SlotState.DYING:
         return
     slot.leave()
@@ -283,16 +289,16 @@ def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
 
 
 def _child_ended(pool: Pool, event: ev.ChildEnded) -> None:
-    if slot := pool.slots.by_child(event.child):
+    if slot := pool.slots.by_child.get(event.child):
         slot.leave()
         slot.dead_at = pool.now
 
 
 def _child_died(pool: Pool, event: ev.ChildDied) -> None:
-    slot = pool.slots.by_child(event.child)
+    slot = pool.slots.by_child.get(event.exited.child)
     if slot is None:
         return
-    _note_answer(pool, slot)
+    _heard_from_server(pool, slot)
     was = slot.state
     if slot.ending is EndReason.SERVER and event.exited.signal != signal.SIGKILL:
         slot.ending = EndReason.NONE  # it had died before, of itself
@@ -303,7 +309,7 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     if slot.ending in _OF_THE_HEAD and slot.deliveries and slot.deliveries[0].nonce != slot.ending_of:
         slot.ending = EndReason.RETIRE  # the head had answered just before the kill: the next job is not to blame
     ending = slot.ending
-    pool.slots.collect(event.child, pool.now)
+    pool.slots.collect(slot.child, pool.now)
     rest = [delivery for delivery in slot.deliveries if delivery.nonce not in event.unread]
     pool.put_back([delivery for delivery in slot.deliveries if delivery.nonce in event.unread])
     slot.deliveries.clear()
@@ -404,35 +410,39 @@ def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) 
 
 
 def _took_back(pool: Pool, event: ev.TookBack) -> None:
-    if slot := pool.slots.by_child(event.child):
+    if slot := pool.slots.by_child.get(event.child):
         slot.emptied = event.emptied
         pool.put_back(slot.take_back(set(event.nonces), pool.now))
 
 
 def _not_begun(pool: Pool, event: ev.NotBegun) -> None:
-    if slot := pool.slots.by_child(event.child):
+    if slot := pool.slots.by_child.get(event.child):
         slot.looked_at = pool.now
 
 
 def _sampled(pool: Pool, event: ev.Sampled) -> None:
     for child, rss, cpu, is_stopped in event.samples:
-        if slot := pool.slots.by_child(child):
+        if slot := pool.slots.by_child.get(child):
             slot.rss, slot.cpu, slot.is_stopped, slot.sampled_at = rss, cpu, is_stopped, event.at
             slot.peak_rss = max(slot.peak_rss, rss)
 
 
+_ON_FRAMES: dict[type[Any], Callable[[Pool, int, Any], None]] = {
+    Loaded: _app_loaded,
+    LoadFailed: _app_failed,
+    Spawned: _child_spawned,
+    SpawnFailed: _spawn_failed,
+    Ready: _child_ready,
+    BootFailed: _child_boot_failed,
+    Said: _child_said,
+    Ask: lambda pool, child, ask: pool.asks.append((child, ask)),
+}
+
 ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
-    ev.AppLoaded: _app_loaded,
-    ev.AppFailed: _app_failed,
+    ev.FrameCame: _frame_came,
     ev.ForkServerGone: _fork_server_gone,
-    ev.ChildSpawned: _child_spawned,
-    ev.SpawnRefused: _spawn_refused,
-    ev.ChildReady: _child_ready,
-    ev.ChildBootFailed: _child_boot_failed,
     ev.ChildResults: _child_results,
-    ev.ChildSaid: _child_said,
     ev.AppSaid: _app_said,
-    ev.ChildAsked: lambda pool, event: pool.asks.append((event.child, event.ask)),
     ev.ChildBroken: _child_broken,
     ev.ChildEnded: _child_ended,
     ev.ChildDied: _child_died,

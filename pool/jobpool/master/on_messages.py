@@ -11,21 +11,10 @@ from jobpool.master import events as ev
 from jobpool.master.deadlines import watch_outages
 from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool, Stopping
+from jobpool.message import outcome as ended
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
-from jobpool.message.outcome import (
-    AlreadyDone,
-    Contended,
-    Expired,
-    Failed,
-    HandlerNotAllowed,
-    NewerWire,
-    NotRun,
-    Outcome,
-    Snoozed,
-    Succeeded,
-    UnknownHandler,
-)
+from jobpool.message.outcome import NotRun, Outcome, Succeeded
 from jobpool.message.printable import headline
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Release, Settled, Settlement
 from jobpool.message.units import format_duration
@@ -83,11 +72,11 @@ def _take_in(pool: Pool, inspected: Inspected) -> None:
             delivery.handler, outcome = lease.envelope.job, NotRun()
     if outcome is None:
         outcome = _prepare(pool, delivery)
-    elif type(outcome) is NewerWire:
+    elif type(outcome) is ended.NewerWire:
         fields = {"id": lease.id, "queue": lease.queue, "version": outcome.version}
         mend = "it is given back for a newer jobpool to run: upgrade this one"
         pool.note("warning", "a message is of a newer version", **fields, mend=mend)
-    elif isinstance(outcome, Expired | HandlerNotAllowed):
+    elif isinstance(outcome, ended.Expired | ended.HandlerNotAllowed):
         delivery.handler = lease.envelope.job  # for the log of its death
     if outcome is None:
         pool.ready.append(delivery)
@@ -111,7 +100,7 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
         fields = {"handler": envelope.job, "id": delivery.lease.id, "known": known}
         waits = format_duration(settings.unknown_handler_grace).removesuffix("00s")
         pool.note("warning", "no such handler here; the job waits for one", **fields, waits=waits)
-    return UnknownHandler(envelope.job, pool.unknown_for(delivery.lease.id))
+    return ended.UnknownHandler(envelope.job, pool.unknown_for(delivery.lease.id))
 
 
 def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
@@ -191,7 +180,7 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
         pool.note("warning", "a message goes on in another queue", **fields, cause=cause_headline(settlement.cause))
     elif isinstance(settlement, Release):
         _note_release(pool, delivery, settlement)
-    elif type(delivery.outcome) is AlreadyDone and pool.tells_each:
+    elif type(delivery.outcome) is ended.AlreadyDone and pool.tells_each:
         told = delivery.lease.envelope
         what = "job skipped, as one with its key has succeeded"
         pool.note("debug", what, id=delivery.lease.id, handler=told.job, key=told.idempotency_key)
@@ -214,9 +203,9 @@ def _note_success(pool: Pool, delivery: Delivery) -> None:
 
 def _note_release(pool: Pool, delivery: Delivery, settlement: Release) -> None:
     outcome = delivery.outcome
-    if isinstance(outcome, Snoozed):
+    if isinstance(outcome, ended.Snoozed):
         pool.note("info", "job snoozed", **_about(delivery), again_in=format_duration(settlement.delay))
-    elif isinstance(outcome, Contended) and pool.tells_each:
+    elif isinstance(outcome, ended.Contended) and pool.tells_each:
         fields = {"again_in": format_duration(settlement.delay), "taken": outcome.taken}
         pool.note("debug", "job waits, as what it needs is taken", id=delivery.lease.id, **fields)
 
@@ -253,7 +242,7 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
 
 def _follow_ups_refused(pool: Pool, event: ev.FollowUpsRefused) -> None:
     event.delivery.settling = False
-    pool.outcomes.append((event.delivery, Failed(f"a follow-up job is refused: {event.error}", permanent=True)))
+    pool.outcomes.append((event.delivery, ended.Failed(f"a follow-up job is refused: {event.error}", permanent=True)))
 
 
 def _given_up(pool: Pool, event: ev.GivenUp) -> None:

@@ -191,14 +191,10 @@ def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
     for scheduler in pool.schedulers.running.values():
         end_scheduler(scheduler, now, over, actions)
     for slot in pool.slots.live:
-        if slot.state is SlotState.DYING:
-            if over and not slot.killed_at:
-                slot.killed_at = now
-                actions.append(act.KillChild(slot))
-        elif over:
+        if over and not slot.killed_at:
             kill_child(slot, EndReason.STOP, "the pool stops", now, actions)
-        elif slot.waiting:
+        elif slot.waiting and slot.state is not SlotState.DYING:
             actions.append(act.TakeBack(slot))
-        elif slot.state is not SlotState.BUSY:
+        elif slot.state in (SlotState.STARTING, SlotState.IDLE):
             slot.end(EndReason.RETIRE, now, "the pool stops", killed=False)
             actions.append(act.RetireChild(slot))

@@ -6,7 +6,7 @@ the new code. It drops none, for jobs of the old code may wait there; the next s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -81,7 +81,7 @@ def serve_named(pool: Pool, handlers: Iterable[HandlerInfo], *, is_first: bool) 
         pool.note("warning", "a limit limits nothing here", limit=unserved)
 
 
-def _surveyed(pool: Pool, event: Surveyed) -> None:
+def note_unserved(pool: Pool, event: Surveyed) -> None:
     """Say what nothing serves, each thing once."""
     for warning, fields in _warnings(pool, event):
         told = f"{warning}: {fields}"
@@ -103,6 +103,3 @@ def _warnings(pool: Pool, event: Surveyed) -> Iterator[tuple[str, dict[str, Any]
     if schedules and not (pool.settings.cron or event.other_pools.has_scheduler):
         mend = "start one pool with --cron, or run `jobpool cron run`, if neither does elsewhere"
         yield "the app has schedules, and no pool here fires them", {"schedules": schedules, "mend": mend}
-
-
-ON_SERVING: dict[type[Any], Callable[[Pool, Any], None]] = {Surveyed: _surveyed}

@@ -181,10 +181,7 @@ class Slots:
         self.idle: dict[int, Slot] = {}
         self.engaged: dict[int, Slot] = {}
         self.all = [Slot(index, idle=self.idle, engaged=self.engaged) for index in range(count)]
-        self._by_child: dict[int, Slot] = {}
-
-    def by_child(self, child: int) -> Slot | None:
-        return self._by_child.get(child)
+        self.by_child: dict[int, Slot] = {}
 
     def empty(self) -> Slot | None:
         return next((slot for slot in self.all if slot.state is SlotState.EMPTY), None)
@@ -197,11 +194,11 @@ class Slots:
         slot.retiring = slot.full = False
         slot.killed_at = slot.dumped_at = slot.broken_at = slot.dead_at = 0.0
         slot.rss = slot.peak_rss = 0
-        self._by_child[child] = slot
+        self.by_child[child] = slot
 
     def collect(self, child: int, now: float) -> Slot | None:
         """Note a collected death. Return its slot, now EMPTY, with its deliveries still on it; None: not ours."""
-        slot = self._by_child.pop(child, None)
+        slot = self.by_child.pop(child, None)
         if slot is not None:
             slot.move(SlotState.EMPTY, now)
             slot.child, slot.pid, slot.cpu = 0, 0, 0.0
@@ -213,10 +210,10 @@ class Slots:
     @property
     def live(self) -> list[Slot]:
         """Slots that have a child."""
-        return list(self._by_child.values())
+        return list(self.by_child.values())
 
     def of(self, generation: int) -> list[Slot]:
-        return [slot for slot in self._by_child.values() if slot.generation == generation]
+        return [slot for slot in self.by_child.values() if slot.generation == generation]
 
 
 def nonces() -> Iterator[int]:

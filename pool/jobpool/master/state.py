@@ -174,6 +174,7 @@ class Pool:
     told: set[str] = field(default_factory=set)  # handlers of which the first success was logged
     told_replaced: set[tuple[str, str]] = field(default_factory=set)  # by handler, why children leave that was logged
     tells_each: bool = False  # each job that ends is logged
+    limited: bool = False  # a queue has a limit of its own
     handlers: dict[str, HandlerInfo] = field(default_factory=dict)
     servers: dict[int, Server] = field(default_factory=dict)
     generation: int = 0  # the generation new children are forked from; 0 = none has loaded yet
@@ -253,6 +254,7 @@ class Pool:
         self.target = self.settings.workers
         self.queues = dict(self.settings.queues)
         self.tells_each = self.settings.log_level == "debug"
+        self.limited = bool(self.settings.concurrency_limits or self.settings.rate_limits)
         self.slots = Slots(slot_count(self.settings.workers))
         self.lookahead = LookAhead(self.now)
 
@@ -284,11 +286,6 @@ class Pool:
     def counters(self) -> Counts:
         """Return the counts since the start. Costs about a microsecond for each handler on each queue."""
         return self.metrics.totals()
-
-    @property
-    def limited(self) -> bool:
-        """Return whether a queue has a limit of its own."""
-        return bool(self.settings.concurrency_limits or self.settings.rate_limits)
 
     def places(self) -> dict[str, int]:
         """Count the deliveries with places of each queue that are held; asked only where queues have limits."""

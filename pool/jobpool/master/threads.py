@@ -19,16 +19,7 @@ from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import faulty_package
 from jobpool.errors import OUTAGES, AccessRefused, BackendUnavailable, JobpoolError
-from jobpool.master.events import (
-    BrokerAnswered,
-    BrokerSilent,
-    ControlRead,
-    Event,
-    LeasesBroke,
-    Renewed,
-    Sampled,
-    ThreadDied,
-)
+from jobpool.master import events as ev
 from jobpool.master.slots import Delivery
 
 if TYPE_CHECKING:
@@ -55,7 +46,7 @@ log = logging.getLogger("jobpool.pool")
 class Receiver(Protocol):
     """A receiver of a thread's events: the loop's inbox, or `QueueWorker`'s keeper of one lease."""
 
-    def put(self, event: Event) -> None: ...
+    def put(self, event: ev.Event) -> None: ...
 
 
 class MasterThread(threading.Thread, ABC):
@@ -80,7 +71,7 @@ class MasterThread(threading.Thread, ABC):
             self.serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
             said = str(error) if isinstance(error, JobpoolError) else ""
-            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), said, faulty_package(error)))
+            self._inbox.put(ev.ThreadDied(self.name, traceback.format_exc(), said, faulty_package(error)))
 
 
 class BrokerRetry:
@@ -118,7 +109,7 @@ class BrokerRetry:
     def report(self, error: BackendUnavailable | AccessRefused, call: str) -> None:
         if type(error) is not self._reported:
             self._reported = type(error)
-            self._inbox.put(BrokerSilent(str(error), self._thread, type(error)))
+            self._inbox.put(ev.BrokerSilent(str(error), self._thread, type(error)))
         self._pauses.setdefault(call, 0.0)
         self._failed_at[call] = time.monotonic()
 
@@ -133,7 +124,7 @@ class BrokerRetry:
             self._failed_at.pop(call, None)
         if not self._pauses:
             self._reported = None
-            self._inbox.put(BrokerAnswered(self._thread))
+            self._inbox.put(ev.BrokerAnswered(self._thread))
 
 
 class RenewThread(MasterThread):
@@ -210,7 +201,7 @@ class RenewThread(MasterThread):
         for delivery, lease in zip(deliveries, renewed, strict=True):
             if lease is not None:
                 delivery.lasts = lease.expires_at - asked_at
-        self._inbox.put(Renewed(list(zip(deliveries, renewed, strict=True))))
+        self._inbox.put(ev.Renewed(list(zip(deliveries, renewed, strict=True))))
         return True
 
 
@@ -262,7 +253,7 @@ class ControlThread(MasterThread):
         asked = control.read(self._backend)
         if asked != self._known:
             self._known = asked
-            self._inbox.put(ControlRead(asked))
+            self._inbox.put(ev.ControlRead(asked))
         # Writes come last: a broker that refuses them is read all the same.
         if over := list(self._over):
             control.unmark(self._backend, over)
@@ -289,7 +280,7 @@ class LostLeaseThread(MasterThread):
     def serve(self) -> None:
         while not self._halt.wait(LOST_LOOK_EVERY_S):
             if leases := self._backend.lost():
-                self._inbox.put(LeasesBroke(leases))
+                self._inbox.put(ev.LeasesBroke(leases))
 
 
 class SampleThread(MasterThread):
@@ -326,7 +317,7 @@ class SampleThread(MasterThread):
         looks = (self._look(child, pid) for child, pid, busy in children if pid and (busy or everyone))
         if samples := [sample for sample in looks if sample]:
             self._failing = False
-            self._inbox.put(Sampled(samples, at))
+            self._inbox.put(ev.Sampled(samples, at))
 
     def _look(self, child: int, pid: int) -> tuple[int, int, float, bool] | None:
         import psutil  # not at the start, which it would hold up

@@ -102,48 +102,44 @@ class Breakers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: set[str] = set()
         self._keys_silent: set[str] = set()  # their last failure was of the keys, not of a fetch
         self._breakers: dict[str, CircuitBreaker] = {}
 
     def allow(self, queue: str, now: float) -> bool:
         """Return whether to fetch from `queue` now. A yes must be followed by `failed` or `succeeded`."""
-        if queue not in self._open:
+        if (breaker := self._breakers.get(queue)) is None:
             return True
         with self._lock:
-            return self._breakers[queue].allow(now)
+            return breaker.allow(now)
 
     def wait(self, queue: str, now: float) -> float:
         """Return the seconds until a fetch may be allowed; 0.0 = now."""
-        if queue not in self._open:
+        if (breaker := self._breakers.get(queue)) is None:
             return 0.0
         with self._lock:
-            return self._breakers[queue].wait(now)
+            return breaker.wait(now)
 
     def failed(self, queue: str, now: float, *, of_keys: bool = False) -> bool:
         """Note that a fetch from `queue`, or what its messages need besides (`of_keys`), failed; return if it opens."""
         breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, CircuitBreaker())
         with self._lock:
+            before = breaker.state(now)
             breaker.failed(now)
             (self._keys_silent.add if of_keys else self._keys_silent.discard)(queue)
-            if breaker.state(now) is not BreakerState.OPEN or queue in self._open:
-                return False
-            self._open.add(queue)
-            return True
+            return before is BreakerState.CLOSED and breaker.state(now) is BreakerState.OPEN
 
     def succeeded(self, queue: str, now: float) -> bool:
         """Note that a fetch from `queue` was answered; return whether its breaker has closed by that."""
         if (breaker := self._breakers.get(queue)) is None:
             return False
         with self._lock:
+            before = breaker.state(now)
             breaker.succeeded(now)
-            if queue not in self._open or breaker.state(now) is not BreakerState.CLOSED:
-                return False
-            self._open.discard(queue)
-            return True
+            return before is not BreakerState.CLOSED and breaker.state(now) is BreakerState.CLOSED
 
     def answered(self, queues: Iterable[str], now: float) -> None:
         """Note another answer about these queues: an open breaker lets its probe through at once, but for the keys'."""
         with self._lock:
-            for queue in self._open.intersection(queues) - self._keys_silent:
-                self._breakers[queue].answered(now)
+            for queue in set(queues) - self._keys_silent:
+                if (breaker := self._breakers.get(queue)) is not None:
+                    breaker.answered(now)

@@ -51,11 +51,6 @@ class LookAhead:
     `linger`: how long an ack may wait for others while there is a size, in seconds: half of the second view.
     """
 
-    __slots__ = (
-        *("_allowed", "_brief", "_busy", "_children", "_cores", "_counts", "_last", "_late", "_quiet", "_size"),
-        *("_stale", "_window", "linger"),
-    )
-
     def __init__(self, now: float, cores: int = CORES) -> None:
         self._cores = cores
         self._children: float = math.inf

@@ -25,10 +25,6 @@ class QueueWeights:
             self._weights.setdefault(name, weight)
             self._passes.setdefault(name, self._now)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._weights)
-
     def order(self) -> list[str]:
         """Return all queues, the one whose turn it is first."""
         return sorted(self._passes, key=self._passes.__getitem__)

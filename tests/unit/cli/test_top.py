@@ -133,7 +133,8 @@ def test_it_fits_every_window(tmp_path: Path, width: int, height: int) -> None:
 def test_eighty_columns_show_name_and_progress_and_an_id_whole_or_not_at_all(tmp_path: Path, ident: str) -> None:
     _, board = publish(tmp_path)
     with board:
-        board.slot(0).child.started(8, NOW - 3, NOW + 57, ident, "reports", "render", 2, "nightly")
+        board.slot(0).child.took(8, NOW - 3)
+        board.slot(0).child.started(NOW + 57, ident, "reports", "render", 2, "nightly")
         board.slot(0).child.progress(0.4, "rendering")
         pools = sampled(tmp_path)
     for width in range(40, 200):
@@ -325,7 +326,8 @@ def test_only_what_has_changed_is_written_in_parts_that_are_small(tmp_path: Path
     with board, Watcher(partial(discover, tmp_path), lambda: now) as watcher:
         for index in range(50):
             board.slot(index).child.booting(index + 1, NOW - 500)
-            board.slot(index).child.started(7, NOW - 100, NOW + 570, f"{index:016x}", "reports", "render", 2, "nightly")
+            board.slot(index).child.took(7, NOW - 100)
+            board.slot(index).child.started(NOW + 570, f"{index:016x}", "reports", "render", 2, "nightly")
             board.slot(index).master.write(state="busy", pid=index + 1, since=NOW - 3)
         watcher.sample()
         now += 0.1

@@ -6,7 +6,7 @@ import secrets
 import signal
 from typing import Any, TypeVar
 
-from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, Result
+from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, Ready, Result, Spawned
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -85,7 +85,7 @@ class Stage:
     # --- what happens -------------------------------------------------------------------------------
 
     def load(self, generation: int = 1, handlers: list[HandlerInfo] = HANDLERS) -> list[act.Action]:
-        return self.tell(ev.AppLoaded(generation, Loaded(handlers)))
+        return self.tell(ev.FrameCame(generation, Loaded(handlers)))
 
     def reload(self, generation: int = 2, handlers: list[HandlerInfo] = HANDLERS) -> list[act.Action]:
         """HUP, and the app is imported anew."""
@@ -106,8 +106,8 @@ class Stage:
     def make_ready(self) -> list[act.Action]:
         starting = [slot for slot in self.pool.slots.live if slot.state is SlotState.STARTING]
         for slot in starting:
-            apply(self.pool, ev.ChildSpawned(slot.child, 1000 + slot.child), self.now)
-        return self.tell(*(ev.ChildReady(slot.child) for slot in starting))
+            apply(self.pool, ev.FrameCame(1, Spawned(slot.child, 1000 + slot.child)), self.now)
+        return self.tell(*(ev.FrameCame(slot.child, Ready()) for slot in starting))
 
     def lease(self, *handlers: str, outcome: Outcome | None = None, **options: Any) -> list[act.Action]:
         leases = [self.a_lease(handler, **options) for handler in handlers]
@@ -158,7 +158,7 @@ class Stage:
         behind = frozenset(nonces[len(nonces) - unread :]) if unread else frozenset()
         exited = Exited(slot.child, slot.pid, code, number)
         deadline = (slot.deadline() or 0.0) - earlier
-        return self.tell(ev.ChildDied(slot.child, exited, started, behind, "", "", deadline=deadline))
+        return self.tell(ev.ChildDied(exited, started, behind, "", "", deadline=deadline))
 
     # --- looking ------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ def thread_of(backend: MemoryBackend, limits: Limits, inbox: Inbox) -> FetchThre
 
 def admit(thread: FetchThread, found: list[Inspected]) -> list[ev.Leased]:
     """What the loop is told of these."""
-    thread._admit(QUEUE, found, ev.Leased([]))
+    thread._admit(QUEUE, ev.Leased(found))
     return [event for event in cast(Inbox, thread._inbox).take() if isinstance(event, ev.Leased)]
 
 

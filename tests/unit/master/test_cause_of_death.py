@@ -83,7 +83,7 @@ def test_only_the_attempt_that_was_begun_has_printed_anything(begun: bool, stage
         [slot] = stage.busy
         started = slot.deliveries[0].nonce - (not begun)
         end = Exited(slot.child, slot.pid, None, signal.SIGKILL)
-        stage.tell(ev.ChildDied(slot.child, end, started, frozenset(), "", "secret of a customer", "outside"))
+        stage.tell(ev.ChildDied(end, started, frozenset(), "", "secret of a customer", "outside"))
     last = stage.verdicts()[-1]
     assert isinstance(last, Forfeit)
     assert Death.from_text(last.cause) == Death(
@@ -97,7 +97,7 @@ def test_an_idle_child_that_cannot_go_on_says_why_in_the_log_and_one_that_ends_o
         stage = Stage(workers=1).boot()
         [slot] = stage.idle
         end = Exited(slot.child, slot.pid, code, None)
-        stage.tell(ev.ChildDied(slot.child, end, 0, frozenset(), "", output, ""))
+        stage.tell(ev.ChildDied(end, 0, frozenset(), "", output, ""))
         [note] = [note for note in stage.pool.notes if note.event == "a child died"]
         assert note.fields.get("said") == said
 

@@ -15,7 +15,7 @@ import pytest
 from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.linux import open_fds
 from jobpool.master import events as ev
-from jobpool.master.child_processes import ChildProcesses, _await_end
+from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.slots import Slot
 
 WAIT = 0.2
@@ -65,8 +65,11 @@ def test_a_spawn_that_fails_leaves_no_descriptor_open() -> None:
 
 
 class Undead:
+    discard = ForkServerClient.discard
+
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.output = self
 
     def wait(self, timeout: float) -> int:
         self.said.append("wait")
@@ -75,8 +78,13 @@ class Undead:
     def kill(self) -> None:
         self.said.append("kill")
 
+    def close(self) -> None:
+        self.said.append("close")
+
 
 def test_it_is_killed_and_the_pool_ends_without_it() -> None:
     undead = Undead()
-    _await_end(cast(ForkServerClient, undead))
-    assert undead.said == ["wait", "kill", "wait"]
+    children = ChildProcesses(None, None, {})  # type: ignore[arg-type]  # it starts nothing here
+    children._ended[1] = cast(ForkServerClient, undead)
+    children.close()
+    assert undead.said == ["wait", "close", "kill", "wait", "close"]

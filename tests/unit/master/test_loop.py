@@ -91,7 +91,7 @@ def last_lease(inbox: Inbox, event: ev.Event) -> Mock:
 
 def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, fetch_thread: FetchThread | Mock) -> Master:
     """A loop that begins now, whose app is loaded."""
-    apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
+    apply(pool, ev.FrameCame(1, Loaded(HANDLERS)), pool.now)
     return Master(
         pool=pool,
         planner=Planner(RetryPolicy(), backend.pack),

@@ -14,7 +14,18 @@ from stage import HANDLERS, Stage, of, step
 from jobpool.broker.control import CancelMark, Pause, PoolRequests
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import ConfigurationError
-from jobpool.ipc.frames import NO_JOBS, Ask, HandlerInfo, Loaded, Reply, Result, to_raw
+from jobpool.ipc.frames import (
+    NO_JOBS,
+    Ask,
+    HandlerInfo,
+    Loaded,
+    LoadFailed,
+    Reply,
+    Result,
+    Spawned,
+    SpawnFailed,
+    to_raw,
+)
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -63,7 +74,7 @@ class TestBoot:
     def test_an_app_that_does_not_load_at_the_start_is_fatal_and_said_so(self) -> None:
         stage = Stage()
         stage.tell()
-        stage.tell(ev.AppFailed(1, "no module named 'nope'", ""))
+        stage.tell(ev.FrameCame(1, LoadFailed("no module named 'nope'")))
         assert stage.pool.fatal == "no module named 'nope'"
         assert stage.pool.finished
 
@@ -111,7 +122,7 @@ class TestBoot:
         stage = Stage(workers=16)
         stage.pool.cpus = 2
         stage.tell()
-        assert len(of(stage.tell(ev.AppLoaded(1, Loaded(HANDLERS, preloaded=False))), act.SpawnChild)) == 2
+        assert len(of(stage.tell(ev.FrameCame(1, Loaded(HANDLERS, preloaded=False))), act.SpawnChild)) == 2
         assert not of(stage.after(1.0), act.SpawnChild)
         assert [len(of(stage.make_ready(), act.SpawnChild)) for _ in range(8)] == [2] * 7 + [0]
         assert len(stage.idle) == 16
@@ -120,13 +131,13 @@ class TestBoot:
         for memory, told in [(200 << 20, 1), (100 << 20, 0)]:
             stage = Stage(memory_limit=MemoryLimit(150 << 20))
             stage.tell()
-            stage.tell(ev.AppLoaded(1, Loaded(HANDLERS, memory=memory)))
+            stage.tell(ev.FrameCame(1, Loaded(HANDLERS, memory=memory)))
             assert [note.event.startswith("the app alone") for note in stage.pool.notes].count(True) == told
 
     def test_a_child_that_hangs_at_birth_is_killed(self) -> None:
         stage = Stage(workers=1).start()
         assert not of(stage.after(3600.0), act.KillChild), "the master stood still, and perhaps the child too"
-        stage.tell(*(ev.ChildSpawned(slot.child, 1001) for slot in stage.pool.slots.live))
+        stage.tell(*(ev.FrameCame(1, Spawned(slot.child, 1001)) for slot in stage.pool.slots.live))
         assert len(of(step(stage, 60.1), act.KillChild)) == 1
 
     def test_an_import_that_takes_long_is_told_once(self) -> None:
@@ -152,7 +163,7 @@ class TestBoot:
     def test_a_refused_fork_gives_its_slot_back(self) -> None:
         stage = Stage(workers=1).start()
         [slot] = stage.pool.slots.live
-        stage.tell(ev.SpawnRefused(slot.child, "EAGAIN"))
+        stage.tell(ev.FrameCame(1, SpawnFailed(slot.child, "EAGAIN")))
         assert slot.state is SlotState.EMPTY
         assert len(of(stage.after(0.11), act.SpawnChild)) == 1
 
@@ -220,7 +231,7 @@ class TestForkServersThatDoNotAnswer:
         stage = Stage(workers=3).start()
         first, *_ = stage.pool.slots.live
         step(stage, ANSWER_LIMIT_S - 1.0)
-        stage.tell(ev.ChildSpawned(first.child, 1001))
+        stage.tell(ev.FrameCame(1, Spawned(first.child, 1001)))
         assert not server_kills(step(stage, ANSWER_LIMIT_S - 1.0))
         assert server_kills(step(stage, 1.1))
 
@@ -472,7 +483,7 @@ class TestResults:
 
         def refusal(asked: Any, batch: BatchCall | None = None) -> str:
             question = Ask(Raw(orjson.dumps(asked)), pack, batch)
-            [action] = of(stage.tell(ev.ChildAsked(slot.child, question)), act.Produce)
+            [action] = of(stage.tell(ev.FrameCame(slot.child, question)), act.Produce)
             return produce(MemoryBackend(), slot.child, action.ask, action.jobs).reply.kind
 
         assert not refusal(jobs[:1])
@@ -492,7 +503,7 @@ class TestResults:
         for enqueue_to, answer in (((), act.Produce), (("reports",), act.Answer)):
             stage = Stage(workers=1, enqueue_to=enqueue_to).boot()
             [slot] = stage.idle
-            assert of(stage.tell(ev.ChildAsked(slot.child, cancel)), answer)
+            assert of(stage.tell(ev.FrameCame(slot.child, cancel)), answer)
 
     def test_a_child_that_leaves_is_replaced_and_its_unread_frames_come_back(self, stage: Stage) -> None:
         slot = stage.run()
@@ -515,7 +526,7 @@ class TestResults:
 
     def test_jobs_enqueued_inside_a_child_go_through_the_settle_thread_and_back(self, stage: Stage) -> None:
         [slot] = stage.idle
-        [produce] = of(stage.tell(ev.ChildAsked(slot.child, Ask(to_raw([JobDefinition("x")])))), act.Produce)
+        [produce] = of(stage.tell(ev.FrameCame(slot.child, Ask(to_raw([JobDefinition("x")])))), act.Produce)
         [answer] = of(stage.tell(ev.Produced(produce.child, Reply(["abc"]))), act.Answer)
         assert answer.reply.ids == ["abc"]
         counts = BatchStatus("b", True, 0, 0, 0, 0, (), 1.0)
@@ -894,7 +905,7 @@ class TestStopping:
         stage = Stage(workers=1, until_empty=True)
         stage.tell(ev.Counted({"reports": QueueStats()}))
         assert not stage.pool.is_stopping
-        stage.tell(ev.AppFailed(1, "no module named 'myapp'", ""))
+        stage.tell(ev.FrameCame(1, LoadFailed("no module named 'myapp'")))
         assert (stage.pool.is_stopping, stage.pool.fatal) == (True, "no module named 'myapp'")
 
     def test_a_fork_server_that_never_loads_the_app_ends_a_pool_that_is_to_stop(self) -> None:
@@ -989,7 +1000,7 @@ class TestReload:
     def test_of_two_reloads_the_later_one_counts_whichever_is_loaded_first(self, stage: Stage) -> None:
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.tell(*(ev.AppLoaded(generation, Loaded(HANDLERS)) for generation in (3, 2)))
+        stage.tell(*(ev.FrameCame(generation, Loaded(HANDLERS)) for generation in (3, 2)))
         assert stage.pool.generation == 3
         assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
 
@@ -1011,12 +1022,12 @@ class TestReload:
         for _ in range(2):
             stage.tell(ev.SignalCame(signal.SIGHUP))
             [server] = [server for server in stage.pool.servers if server != 1]
-            stage.tell(ev.AppFailed(server, "SyntaxError", ""), ev.ForkServerGone(server))
+            stage.tell(ev.FrameCame(server, LoadFailed("SyntaxError")), ev.ForkServerGone(server))
         assert [action.generation for action in of(stage.log, act.StartForkServer)] == [1, 2, 3]
 
     def test_a_reload_that_failed_is_no_boot_failure_and_lets_the_loop_sleep(self, stage: Stage) -> None:
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.tell(ev.AppFailed(2, "SyntaxError", ""), ev.ForkServerGone(2))
+        stage.tell(ev.FrameCame(2, LoadFailed("SyntaxError")), ev.ForkServerGone(2))
         assert stage.pool.boot.failures == 0
         stage.pool.boot.failed("a child could not boot", stage.now)
         stage.now += 5.0
@@ -1044,7 +1055,7 @@ class TestReload:
     def test_code_that_does_not_load_leaves_the_old_children_alone(self) -> None:
         stage = Stage(workers=2).boot()
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.tell(ev.AppFailed(2, "SyntaxError", ""))
+        stage.tell(ev.FrameCame(2, LoadFailed("SyntaxError")))
         stage.tell(ev.ForkServerGone(2))
         assert len(stage.idle) == 2
         assert not stage.pool.is_stopping
@@ -1056,7 +1067,7 @@ class TestReload:
         stage.tell()
         stage.tell(ev.SignalCame(signal.SIGHUP))
         assert list(stage.pool.servers) == [1, 2]
-        stage.tell(ev.AppFailed(bad, "SyntaxError", ""), ev.ForkServerGone(bad))
+        stage.tell(ev.FrameCame(bad, LoadFailed("SyntaxError")), ev.ForkServerGone(bad))
         assert not stage.pool.is_stopping
         stage.load(generation=good)
         stage.after(1.0)
@@ -1065,7 +1076,7 @@ class TestReload:
 
     def test_why_a_reload_failed_is_kept_until_the_next_good_one(self) -> None:
         for how, error in [
-            (ev.AppFailed(2, "SyntaxError", ""), "SyntaxError"),
+            (ev.FrameCame(2, LoadFailed("SyntaxError")), "SyntaxError"),
             (ev.ForkServerGone(2), "the process died that was importing the app"),
             (None, "the app was not imported after"),
         ]:
@@ -1085,7 +1096,7 @@ class TestReload:
     def test_a_reload_that_failed_is_told_though_the_one_before_it_is_not_through(self, stage: Stage) -> None:
         stage.run()
         stage.reload()
-        stage.tell(ev.SignalCame(signal.SIGHUP), ev.AppFailed(3, "SyntaxError", ""))
+        stage.tell(ev.SignalCame(signal.SIGHUP), ev.FrameCame(3, LoadFailed("SyntaxError")))
         with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
             Publisher(board).publish(stage.pool, stage.now, stage.now, stage.now)
             problem = board.header.read().problem
@@ -1099,7 +1110,7 @@ class TestReload:
     ) -> None:
         error = "cannot connect to postgres://me:hunter2@db/shop"
         stage = Stage(workers=1).boot()
-        stage.tell(ev.SignalCame(signal.SIGHUP), ev.AppFailed(2, error, f"Traceback\n{error}"))
+        stage.tell(ev.SignalCame(signal.SIGHUP), ev.FrameCame(2, LoadFailed(error, f"Traceback\n{error}")))
         with Scoreboard.create(None, len(stage.pool.slots.all)) as board:
             publisher = Publisher(board, Masker().text)
             publisher.publish(stage.pool, stage.now, stage.now, stage.now)
@@ -1109,7 +1120,7 @@ class TestReload:
         assert len([text for text in [problem, *told] if "postgres://me:***@db/shop" in text]) == 3
         assert not [text for text in [problem, *told] if "hunter2" in text]
 
-    @pytest.mark.parametrize("event", [ev.AppLoaded(2, Loaded(HANDLERS)), ev.AppFailed(2, "SyntaxError", "")])
+    @pytest.mark.parametrize("event", [ev.FrameCame(2, Loaded(HANDLERS)), ev.FrameCame(2, LoadFailed("SyntaxError"))])
     def test_a_short_reload_is_shown_long_enough_for_who_tells_the_service_manager(self, event: ev.Event) -> None:
         stage = Stage(workers=1).boot()
         [old] = stage.idle
@@ -1128,7 +1139,7 @@ class TestReload:
     def test_a_reload_that_a_later_one_has_overtaken_may_fail(self, stage: Stage) -> None:
         for _ in range(2):
             stage.reload(3)
-        stage.tell(ev.AppFailed(2, "SyntaxError", ""))
+        stage.tell(ev.FrameCame(2, LoadFailed("SyntaxError")))
         assert stage.pool.reload_error == ""
 
     def test_an_app_that_never_loaded_is_no_reload(self) -> None:

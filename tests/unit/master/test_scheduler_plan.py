@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from stage import Stage, of, step
 
+from jobpool.ipc.frames import LoadFailed
 from jobpool.ipc.scheduler_process import REFUSED
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -227,7 +228,7 @@ def test_a_broker_that_is_silent_at_the_first_start_does_not_end_the_pool() -> N
 def test_a_reload_to_a_broken_app_leaves_it_alone() -> None:
     stage = begun()
     stage.tell(ev.SignalCame(signal.SIGHUP))
-    stage.tell(ev.AppFailed(2, "half a deploy", ""))
+    stage.tell(ev.FrameCame(2, LoadFailed("half a deploy")))
     assert signals(stage.after(100.0)) == []
 
 

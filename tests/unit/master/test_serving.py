@@ -9,7 +9,7 @@ from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
 from jobpool.broker.values import Capabilities, QueueStats, ReapPolicy
-from jobpool.ipc.frames import HandlerInfo
+from jobpool.ipc.frames import BootFailed, HandlerInfo, Spawned
 from jobpool.master import events as ev
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
@@ -118,7 +118,10 @@ def test_children_that_cannot_import_the_app_end_a_pool_that_stops_by_itself() -
     for _ in range(5):
         stage.after(60.0)
         [slot] = stage.pool.slots.live
-        stage.tell(ev.ChildSpawned(slot.child, 1000 + slot.child), ev.ChildBootFailed(slot.child, "no module 'numpy'"))
+        stage.tell(
+            ev.FrameCame(1, Spawned(slot.child, 1000 + slot.child)),
+            ev.FrameCame(slot.child, BootFailed("no module 'numpy'")),
+        )
         stage.die(slot, number=None, code=69)
     stage.tell(ev.Counted({"reports": QueueStats()}))
     assert stage.pool.is_stopping

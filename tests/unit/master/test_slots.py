@@ -45,12 +45,12 @@ def test_a_childs_whole_life() -> None:
     slot.move(SlotState.IDLE, 2.0)
     slot.add_deliveries([a_delivery(1)], 3.0)
     assert (slot.state, slot.since) == (SlotState.BUSY, 3.0)
-    assert slots.by_child(7) is slot
+    assert slots.by_child.get(7) is slot
     head = slot.finished(1, 4.0)
     assert head is not None
     assert slot.state is SlotState.IDLE
     assert slots.collect(7, 5.0) is slot
-    assert (slot.state, slots.by_child(7)) == (SlotState.EMPTY, None)
+    assert (slot.state, slots.by_child.get(7)) == (SlotState.EMPTY, None)
 
 
 def test_a_child_that_the_table_does_not_know_is_somebody_elses() -> None:

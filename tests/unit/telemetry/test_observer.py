@@ -248,7 +248,7 @@ def test_a_kill_for_time_tells_how_late_the_death_was(stage: Watched) -> None:
 
 def dies(stage: Watched, slot: Slot, killer: str = "", **how: object) -> None:
     exited = Exited(slot.child, slot.pid, **how)  # type: ignore[arg-type]
-    stage.tell(ev.ChildDied(slot.child, exited, 0, frozenset(), "", "", killer))
+    stage.tell(ev.ChildDied(exited, 0, frozenset(), "", "", killer))
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_crash_is_recorded_with_its_cause_and_what_it_printed(stage: Watched) 
     slot = stage.run()
     nonce = slot.deliveries[0].nonce
     exited = Exited(slot.child, slot.pid, None, 11)
-    stage.tell(ev.ChildDied(slot.child, exited, nonce, frozenset(), "", "last words"))
+    stage.tell(ev.ChildDied(exited, nonce, frozenset(), "", "last words"))
     [attempt] = [attempt_of(one) for one in stage.feed.take()]
     assert (attempt.status, attempt.output) == ("crashed", "last words")
     assert attempt.cause is not None
