@@ -219,6 +219,12 @@ def parse_result_ttls(value: object) -> dict[str, float]:
     return _by_queue(value if isinstance(value, Mapping) else parse_names(value), read)
 
 
+def parse_key_file(value: object) -> Path:
+    if value == "":
+        raise ValueError("the path is empty: leave the setting out to work unsigned")
+    return Path(parse_text(value))
+
+
 def parse_keys(value: object) -> tuple[str, ...]:
     value = value.strip() if isinstance(value, str) else value  # as a line of a key file
     if isinstance(value, str) and value.startswith("["):
