@@ -23,6 +23,7 @@ SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b
     %(names)b::text[], %(fulls)b::integer[], %(rate_scopes)b::text[], %(rate_names)b::text[],
     %(rate_fulls)b::integer[], %(rate_lengths)b::bigint[])
 """
+_GET = "SELECT n.key, {schema}.get_record(%b, n.key) FROM unnest(%b::text[]) AS n (key)"
 _RELEASE_PLACES = "SELECT {schema}.leave_places(%(queues)s, %(names)b::text[], %(seqs)s, %(holders)s)"
 
 _ANSWERS = {"g": Begin.GRANTED, "d": Begin.DONE, "h": Begin.HELD, "l": Begin.LIMITED, "x": Begin.LOST}
@@ -76,9 +77,8 @@ class PostgresKeys(KeyStore):
         self._value("put_records", space, list(records), list(records.values()), micros(ttl))
         self._sweep()
 
-    def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._value("get_record", space, key)
-        return value
+    def _get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
+        return {key: value for key, value in self._database.run(_GET, (space, keys)) if value is not None}
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         rows = self._database.call("list_records", space, prefix, after, limit)
