@@ -65,6 +65,7 @@ TIME = Kind(parse_duration, "TIME")
 SIZE = Kind(parse_size, "SIZE")
 COUNT = Kind(setting_types.parse_count, "N")
 TEXT = Kind(lambda value: setting_types.parse_text(value).strip(), "TEXT")  # a secret of a cluster may end a line
+PATH = Kind(lambda value: Path(setting_types.parse_text(value)), "FILE")
 SWITCH = Kind(setting_types.parse_switch, "", is_switch=True)
 QUEUE = Kind(check_queue, "QUEUE")
 NAMES = Kind(setting_types.parse_names, "NAME,…", empty=(), repeats=True)
@@ -307,9 +308,7 @@ class Settings:
         flags=(),  # a key on the command line can be read by everybody on the machine
         is_secret=True,
     )
-    signing_key_file: Path | None = _common(
-        Kind(setting_types.parse_key_file, "FILE"), "File with one signing key a line, in place of `signing_key`."
-    )
+    signing_key_file: Path | None = _common(PATH, "File with one signing key a line, in place of `signing_key`.")
     log_level: str = _common(
         one_of(*LOG_LEVELS),
         "Lowest level of log lines.",

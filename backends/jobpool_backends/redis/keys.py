@@ -62,8 +62,7 @@ class RedisKeyStore(KeyStore):
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
             keys = [self._keys.one(queue, f"rate:{rate.name}") for rate in piece]
-            left = self._keys.link.run(keyspace.TAKE_STARTS, keys, words)
-            answers += [micros_left / MICRO for micros_left in left]
+            answers += [left / MICRO for left in self._keys.link.run(keyspace.TAKE_STARTS, keys, words)]
         return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
@@ -77,9 +76,8 @@ class RedisKeyStore(KeyStore):
         self._keys.run(keyspace.RECORDS_PUT, [space], [micros(ttl), *words])
 
     def _get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
-        found: list[tuple[str, bytes | None]] = []
-        for piece in pieces(keys, MAX_LEASES_PER_SCRIPT):
-            found += zip(piece, self._keys.run(keyspace.RECORDS_GET, [space], piece), strict=True)
+        answers = (self._keys.run(keyspace.RECORDS_GET, [space], some) for some in pieces(keys, MAX_LEASES_PER_SCRIPT))
+        found = zip(keys, chain.from_iterable(answers), strict=True)
         return {key: value for key, value in found if value is not None}
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:

@@ -121,9 +121,8 @@ class KeyStore:
 
     def get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the values of those of these keys that have one, by their keys; in any order."""
-        check_queue(space)
         keys = [key for key in keys if key == storable(key)]  # no broker has the others
-        return self._get_records(space, keys) if keys else {}
+        return self._get_records(check_queue(space), keys) if keys else {}
 
     def list_records(
         self, space: str, *, prefix: str = "", after: str = "", limit: int = 1000

@@ -96,7 +96,7 @@ def parse_names(value: object) -> tuple[str, ...]:
 
 def parse_text(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("must not be empty" if value == "" else "must be a text")
+        raise ValueError("it is empty: leave it out" if value == "" else "must be a text")
     return value
 
 
@@ -217,12 +217,6 @@ def parse_result_ttls(value: object) -> dict[str, float]:
         return check_result_ttl(parse_duration(given), f"the time for results of queue {queue!r}")
 
     return _by_queue(value if isinstance(value, Mapping) else parse_names(value), read)
-
-
-def parse_key_file(value: object) -> Path:
-    if value == "":
-        raise ValueError("the path is empty: leave the setting out to work unsigned")
-    return Path(parse_text(value))
 
 
 def parse_keys(value: object) -> tuple[str, ...]:

@@ -483,7 +483,7 @@ def test_a_file_of_keys_that_cannot_be_used_is_an_error_and_not_signing_off(
         ('"missing"', "", "cannot be read"),
         *(('"blank"', blank, "holds no key: write one a line") for blank in ("", "\n", " \n\t\n")),
         ("7", "", "must be a text"),
-        ('""', "", "jobpool.toml: signing_key_file: the path is empty: leave the setting out to work unsigned"),
+        ('""', "", "jobpool.toml: signing_key_file: it is empty: leave it out"),
     ]:
         (tmp_path / "blank").write_text(text)
         (tmp_path / "jobpool.toml").write_text(f"signing_key_file = {name}\n")
@@ -492,7 +492,7 @@ def test_a_file_of_keys_that_cannot_be_used_is_an_error_and_not_signing_off(
                 read()
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", "")
     for read in (default_signer, lambda: load().signing_keys()):
-        with pytest.raises(ConfigurationError, match="JOBPOOL_SIGNING_KEY_FILE: the path is empty"):
+        with pytest.raises(ConfigurationError, match="JOBPOOL_SIGNING_KEY_FILE: it is empty"):
             read()
 
 
