@@ -70,7 +70,7 @@ def _pool(python: Any, url: str) -> dict[str, float]:
     with Jobs(url) as jobs:
         jobs.define("first", {}).dispatch()
     words = ("-A", "firstapp", "-b", url, "-w", "2", "--until-empty", "-Q", "default")
-    found: dict[str, float] = python("-m", "jobpool.cli.main", *words)
+    found: dict[str, float] = python("-m", "jobpool", *words)
     return found
 
 

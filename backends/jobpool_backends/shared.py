@@ -16,6 +16,7 @@ from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import Guards, Rate
 from jobpool.message.lease import JobLease
+from jobpool.message.names import storable
 from jobpool.message.settlement import Release, Settled
 
 MICRO = 1_000_000
@@ -220,7 +221,7 @@ def lifts_expiry(lease: JobLease, release: Release) -> bool:
 def all_holds(guards: Guards) -> Iterator[tuple[str, int, str]]:
     """Yield the name of each place, how many there are under it, and the word for its refusal."""
     if guards.key is not None:
-        yield KEY_PLACE + guards.key, 1, guards.key
+        yield KEY_PLACE + storable(guards.key), 1, guards.key
     for hold in guards.holds:
         yield hold.name, hold.most, hold.name
 

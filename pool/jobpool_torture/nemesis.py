@@ -168,7 +168,7 @@ class Nemesis:
                 break
             stopped += self._stops.stop(fault.number, fresh, lambda pid: pid in processes.tree_of(master))
         if not stopped:
-            raise Missed(f"{pool.name} has ended just now")
+            raise Missed(f"{pool.name} has begun or ended just now")
         return Blow(f"all {len(stopped)} processes stopped for {fault.seconds:g} s", tuple(stopped))
 
     def _term(self, fault: Fault, pool: Pool) -> Blow:
@@ -227,7 +227,7 @@ class Nemesis:
     def _stop(self, fault: Fault, what: str, pids: Sequence[int], is_it: Callable[[int], bool]) -> Blow:
         stopped = self._stops.stop(fault.number, pids, is_it)
         if not stopped:
-            raise Missed(f"process {pids[0]} has ended just now")
+            raise Missed(f"process {pids[0]} has begun or ended just now")
         return Blow(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
 
     def due(self, now: float | None = None) -> list[str]:

@@ -6,7 +6,8 @@ and the signal goes through the descriptor.
 
 `Stops` holds processes by SIGSTOP, for faults that may overlap: one goes on when the last fault that holds it is over.
 A stopped process cannot see that its owner is gone. If this process is killed, the kernel ends the masters (see
-`pool_process`). Their end kills their children, and continues their fork servers, which sweep what is left.
+`pool_process`). Their end kills their children, and continues their fork servers, which sweep what is left. A program
+asks the kernel for that before it sets its title, so one without a title is not stopped.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ SOCKET = "socket"  # of any family but the next: connections to servers
 UNIX_SOCKET = "unix socket"  # of the Unix family: a master's sockets to its children and fork servers
 MARK = "TORTURE_MARK"  # variable of a fleet's own processes: the pid of its runner, and a unique word
 FORK_SERVER = "fork server"  # words in the command line of a pool's fork server
+STARTING = " -m jobpool"  # words in that of a pool's program which has no title yet
 
 
 def is_alive(pid: int) -> bool:
@@ -169,15 +171,13 @@ class Stops:
         self._held: dict[int, dict[tuple[int, int], int]] = {}  # fault → pid and start of each process → its pidfd
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
-        """Send SIGSTOP to the processes that are alive and still meant (see `send`); return their pids."""
+        """Send SIGSTOP to the processes that have a title and are still meant (see `send`); return their pids."""
         return [pid for pid in pids if self._stop(fault, pid, is_it)]
 
     def _stop(self, fault: int, pid: int, is_it: Callable[[int], bool]) -> bool:
         with _opened(pid, is_it) as pidfd:
-            if pidfd is None:
-                return False
             key = (pid, started_at(pid))
-            if not _send(pidfd, signal.SIGSTOP):
+            if pidfd is None or STARTING in command(pid) or not _send(pidfd, signal.SIGSTOP):
                 return False
             held = self._held.setdefault(fault, {})
             if key not in held:

@@ -62,6 +62,18 @@ def test_a_later_value_takes_the_place_of_an_earlier_and_of_its_end(harness: Har
     assert keys.list_records(SPACE) == []
 
 
+@pytest.mark.spans
+def test_many_are_asked_for_by_their_keys_at_once(harness: Harness, keys: KeyStore) -> None:
+    keys.put_records(SPACE, {"ended": b"0"}, 1.0)
+    keys.put_records("other", {"elsewhere": b"0"}, 60.0)
+    harness.advance(1.0)
+    there = {key: key.encode() for key in [*ODD, *(f"{number:05d}" for number in range(1200))]} | {"empty": b""}
+    keys.put_records(SPACE, there, 60.0)
+    asked = ["ended", "elsewhere", "nowhere", "a\0", "\ud800", "", "a", *there]
+    assert keys.get_records(SPACE, asked) == there
+    assert keys.get_records(SPACE, asked[:6]) == keys.get_records(SPACE, []) == {}
+
+
 @pytest.mark.parametrize("ttl", [0.25, 60.0, 86400.0])
 def test_a_record_ends_at_its_tick_and_not_before(harness: Harness, keys: KeyStore, ttl: float) -> None:
     keys.put_records(SPACE, {"one": b"1"}, ttl)
@@ -164,6 +176,7 @@ def test_what_is_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore) ->
         "queue name": [
             lambda: keys.put_records("no space", {"one": b"1"}, 60.0),
             lambda: keys.get_record("no space", "one"),
+            lambda: keys.get_records("no space", ["one"]),
             lambda: keys.list_records("no space"),
             lambda: keys.delete_records("no space", ["one"]),
             lambda: keys.append_log("no space", [("one", b"1")], 5),

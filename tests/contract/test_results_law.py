@@ -20,6 +20,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import NewPost
+from jobpool.broker.tracking import RUNNING_SPACE, statuses
 from jobpool.broker.values import ENQUEUE_MEMORY, Message, MessageFilter, Verb
 from jobpool.client.awaited import MAX_WAITING_CALLS
 from jobpool.client.jobs import Jobs
@@ -258,6 +259,18 @@ def test_a_job_tells_its_state_through_its_life(harness: Harness, backend: Queue
     [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
     assert settle(backend, lease, Ack())
     assert backend.status(ident).state is JobState.UNKNOWN
+
+
+@pytest.mark.needs("leases", "key_store", "lists_live")
+def test_what_a_pool_says_of_a_running_job_is_told_of_that_delivery_alone(backend: QueueBackend) -> None:
+    leases = [a_lease(backend) for _ in range(3)]
+    idents = [lease.id for lease in leases]
+    said = {ident: b'{"fence":%d,"where":"h:%d"}' % (1 + number, number) for number, ident in enumerate(idents[:2])}
+    backend.keys.put_records(RUNNING_SPACE, said, 60.0)
+    found = statuses(backend, idents)
+    assert [(found[ident].state, found[ident].where) for ident in idents] == [
+        (JobState.RUNNING, where) for where in ("h:0", None, None)
+    ]
 
 
 @pytest.mark.needs("leases")

@@ -48,7 +48,7 @@ class Program:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "jobpool.cli.main", *words],
+                [sys.executable, "-m", "jobpool", *words],
                 cwd=self.folder,
                 env=self.clock.environment(kept),
                 stdout=log,

@@ -145,7 +145,7 @@ def fleet_rig(
         "--log-format",
         "json",
     )
-    program = (sys.executable, "-m", "jobpool.cli.main")
+    program = (sys.executable, "-m", "jobpool")
     told = {"TOLD": str(directory / "told"), "PYTHONDONTWRITEBYTECODE": "1"}
     fleet = Fleet(directory, urls, flags, environment=told, clocks=own, program=program)
     nemesis = Nemesis(

@@ -237,7 +237,7 @@ class Rig(AbstractContextManager["Rig"]):
         url = url or self.url
         url = url if timeout is None else with_timeout(url, timeout)
         words = ["-A", str(app), "-b", url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
-        program = ["-m", "jobpool_torture.pool_process" if self.witness else "jobpool.cli.main"]
+        program = ["-m", "jobpool_torture.pool_process" if self.witness else "jobpool"]
         if environment.get(failpoints.FAILPOINT):
             program = ["-P", failpoints.__file__]
         log = self.directory / f"{name}.log"

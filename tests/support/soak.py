@@ -102,7 +102,7 @@ class Restarts:
 def torture(options: list[str]) -> int:
     """Run the verb; Ctrl-C is its own affair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    command = [sys.executable, "-m", "jobpool.cli.main", "torture", *options]
+    command = [sys.executable, "-m", "jobpool", "torture", *options]
     return subprocess.run(command, check=False, preexec_fn=_heed_ctrl_c).returncode
 
 

@@ -49,9 +49,10 @@ class MemoryKeys(KeyStore):
             for key, value in records.items():
                 self._records.put((space, key), value, self._turn.now + micros(ttl))
 
-    def _get_record(self, space: str, key: str) -> bytes | None:
+    def _get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
         with self._turn.step(looks=True):
-            return self._records.get((space, key), self._turn.now)
+            found = {key: self._records.get((space, key), self._turn.now) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         with self._turn.step():

@@ -16,13 +16,14 @@ from jobpool.message.names import storable
 from jobpool_backends.postgres.database import Database, calling
 from jobpool_backends.postgres.in_transaction import or_null
 from jobpool_backends.postgres.leases import lease_columns
-from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, micros
+from jobpool_backends.shared import MAX_LISTED_LOGS, MICRO, all_holds, micros
 
 _BEGIN = """
 SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b::text[], %(scopes)b::text[],
     %(names)b::text[], %(fulls)b::integer[], %(rate_scopes)b::text[], %(rate_names)b::text[],
     %(rate_fulls)b::integer[], %(rate_lengths)b::bigint[])
 """
+_GET = "SELECT n.key, {schema}.get_record(%b, n.key) FROM unnest(%b::text[]) AS n (key)"
 _RELEASE_PLACES = "SELECT {schema}.leave_places(%(queues)s, %(names)b::text[], %(seqs)s, %(holders)s)"
 
 _ANSWERS = {"g": Begin.GRANTED, "d": Begin.DONE, "h": Begin.HELD, "l": Begin.LIMITED, "x": Begin.LOST}
@@ -48,7 +49,7 @@ class PostgresKeys(KeyStore):
 
     def leave(self, settled: Iterable[JobLease]) -> None:
         """Remove the places of leases that were settled. They count no more, with or without this."""
-        left = [(lease, name) for lease in settled if lease.guards for name, _ in _places(lease.guards)]
+        left = [(lease, name) for lease in settled if lease.guards for name, _, _ in all_holds(lease.guards)]
         if left:
             asked = lease_columns([lease for lease, _ in left]) | {"names": [name for _, name in left]}
             with suppress(*OUTAGES):  # the settlements were answered; the sweep has the places later
@@ -76,9 +77,8 @@ class PostgresKeys(KeyStore):
         self._value("put_records", space, list(records), list(records.values()), micros(ttl))
         self._sweep()
 
-    def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._value("get_record", space, key)
-        return value
+    def _get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
+        return {key: value for key, value in self._database.run(_GET, (space, keys)) if value is not None}
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         rows = self._database.call("list_records", space, prefix, after, limit)
@@ -107,7 +107,7 @@ def _wanted(asked: _Asked) -> dict[str, Any]:
     places: dict[tuple[str, str], list[int]] = {}
     rates: dict[tuple[str, str], list[Rate]] = {}
     for lease, guards in asked:
-        for name, most in _places(guards):
+        for name, most, _ in all_holds(guards):
             places.setdefault((lease.queue, name), []).append(most)
         for rate in guards.rates:
             rates.setdefault((lease.queue, rate.name), []).append(rate)
@@ -123,12 +123,6 @@ def _wanted(asked: _Asked) -> dict[str, Any]:
         "names": [name for _, name in fulls],
         "fulls": or_null(list(fulls.values())),
     }
-
-
-def _places(guards: Guards) -> list[tuple[str, int]]:
-    """Return all names under which places are wanted, each with how many there are."""
-    places = [(hold.name, hold.most) for hold in guards.holds]
-    return places if guards.key is None else [*places, (f"{KEY_PLACE}{storable(guards.key)}", 1)]
 
 
 def _want(guards: Guards) -> str:

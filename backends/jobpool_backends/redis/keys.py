@@ -23,7 +23,9 @@ from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import MEMBER_CHARS, places_by
 from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, grouped, micros, pieces
 
-MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each lease asks for everything; also rates a script
+MAX_LEASES_PER_SCRIPT = (
+    500  # some 10 ms of the server's time when each lease asks for everything; also rates or records
+)
 
 
 class RedisKeyStore(KeyStore):
@@ -60,8 +62,7 @@ class RedisKeyStore(KeyStore):
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
             keys = [self._keys.one(queue, f"rate:{rate.name}") for rate in piece]
-            left = self._keys.link.run(keyspace.TAKE_STARTS, keys, words)
-            answers += [micros_left / MICRO for micros_left in left]
+            answers += [left / MICRO for left in self._keys.link.run(keyspace.TAKE_STARTS, keys, words)]
         return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
@@ -74,9 +75,10 @@ class RedisKeyStore(KeyStore):
         words = (word for record in records.items() for word in record)
         self._keys.run(keyspace.RECORDS_PUT, [space], [micros(ttl), *words])
 
-    def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._keys.run(keyspace.RECORDS_GET, [space], (key,))
-        return value
+    def _get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
+        answers = (self._keys.run(keyspace.RECORDS_GET, [space], some) for some in pieces(keys, MAX_LEASES_PER_SCRIPT))
+        found = zip(keys, chain.from_iterable(answers), strict=True)
+        return {key: value for key, value in found if value is not None}
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         """Return a page. Up to some 8 MB come in one answer; more in several, each as it is then."""

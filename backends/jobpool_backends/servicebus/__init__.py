@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import azure.servicebus
 
-from jobpool.broker.opening import SERVICEBUS
+from jobpool.broker.opening import CLIENTS
 
 KNOWN_SDK_VERSION = "7.15"  # as in pyproject.toml; `internals` rests on it
 
@@ -22,7 +22,7 @@ def check_sdk_version(installed: str) -> None:
     if not f"{installed}.".startswith(f"{KNOWN_SDK_VERSION}."):
         raise ImportError(
             f"azure-servicebus {installed} is installed, and jobpool works with {KNOWN_SDK_VERSION} only:"
-            f" pip install '{SERVICEBUS}'"
+            f" pip install '{CLIENTS['azure']}'"
         )
 
 

@@ -55,7 +55,7 @@ _PUT = """
 INSERT INTO records (space, key, until, value) VALUES (?, ?, ?, ?)
 ON CONFLICT (space, key) DO UPDATE SET until = excluded.until, value = excluded.value
 """
-_GET = "SELECT value FROM records WHERE space = ? AND key = ? AND until > ?"
+_GET = "SELECT key, value FROM records WHERE space = ? AND key IN (SELECT value FROM json_each(?)) AND until > ?"
 _LAST_CHARACTER = "\U0010ffff"  # behind every character that a key can have
 _LIST = """
 SELECT key, value FROM records INDEXED BY records_by_key
@@ -129,9 +129,8 @@ class SqliteKeys(KeyStore):
             until = step.now.wall + micros(ttl)
             step.connection.executemany(_PUT, [(space, key, until, value) for key, value in records.items()])
 
-    def _get_record(self, space: str, key: str) -> bytes | None:
-        rows = self._read(_GET, (space, key, self._database.wall()))
-        return rows[0][0] if rows else None
+    def _get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
+        return dict(self._read(_GET, (space, json.dumps(keys), self._database.wall())))
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         sql, first = (_LIST, after) if after >= prefix else (_LIST_FROM, prefix)

@@ -142,7 +142,7 @@ def _user(uid: int) -> str:
 
 def _config(path: Path, values: dict[str, Any]) -> ConfigFile:
     url, history, keys = map(values.get, ("backend", "history", "signing_key_file"))
-    if isinstance(keys, str):
+    if isinstance(keys, str) and keys:
         values["signing_key_file"] = str(path.parent / keys)
     if isinstance(url, str):
         values["backend"] = from_directory(url, path.parent)

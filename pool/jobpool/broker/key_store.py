@@ -41,7 +41,7 @@ class KeyStore:
     _take_many: Callable[[str, Sequence[Rate], str], list[float]]
     _holders: Callable[[str, str], list[str]]
     _put_records: Callable[[str, Mapping[str, bytes], float], None]
-    _get_record: Callable[[str, str], bytes | None]
+    _get_records: Callable[[str, Sequence[str]], dict[str, bytes]]
     _list_records: Callable[[str, str, str, int], list[tuple[str, bytes]]]
     _delete_records: Callable[[str, Sequence[str]], None]
     _append_log: Callable[[str, Sequence[tuple[str, bytes]], int], None]
@@ -117,7 +117,12 @@ class KeyStore:
 
     def get_record(self, space: str, key: str) -> bytes | None:
         """Return the value, or None when there is none or it has ended."""
-        return self._get_record(check_queue(space), storable(key))
+        return self.get_records(space, [key]).get(key)
+
+    def get_records(self, space: str, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the values of those of these keys that have one, by their keys; in any order."""
+        keys = [key for key in keys if key == storable(key)]  # no broker has the others
+        return self._get_records(check_queue(space), keys) if keys else {}
 
     def list_records(
         self, space: str, *, prefix: str = "", after: str = "", limit: int = 1000

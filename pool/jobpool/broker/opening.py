@@ -283,32 +283,24 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
     if keys is not None:
         return EnvelopeSigner(keys)
     config = config or find_config()
-    from_environment = os.environ.get("JOBPOOL_SIGNING_KEY_FILE")
-    if from_environment == "":
-        raise ConfigurationError("JOBPOOL_SIGNING_KEY_FILE must not be empty: leave it out to work unsigned")
-    named = config.values.get("signing_key_file") if from_environment is None else from_environment
-    if named is None:
-        given = {f"{config.path}: signing_key": config.values.get("signing_key")}
-        given |= {variable: os.environ.get(variable) for variable in ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")}
-        source, value = next(((source, value) for source, value in given.items() if value is not None), ("", None))
-        return EnvelopeSigner(None if value is None else _parse_keys(source, value))
-    if not isinstance(named, str):
-        raise ConfigurationError(f"{config.path}: signing_key_file must be a path in quotes, not {named!r}")
-    path = config.directory / named if from_environment is None else Path(named)
-    found = read_keys(path)
-    exposed = judge_key_file(path)
-    if exposed is not None:
-        logger.warning("%s", exposed)
-    return EnvelopeSigner(found)
-
-
-def _parse_keys(source: str, value: object) -> tuple[str, ...]:
-    from jobpool.message.setting_types import parse_keys  # programs that do not sign need not wait for it
+    given = {"JOBPOOL_SIGNING_KEY_FILE": os.environ.get("JOBPOOL_SIGNING_KEY_FILE")}
+    given |= {f"{config.path}: {key}": config.values.get(key) for key in ("signing_key_file", "signing_key")}
+    given |= {variable: os.environ.get(variable) for variable in ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")}
+    source, value = next(((source, value) for source, value in given.items() if value is not None), ("", None))
+    if value is None:
+        return EnvelopeSigner()
+    from jobpool.message.setting_types import parse_keys, parse_text  # who does not sign need not wait for it
 
     try:
-        return parse_keys(value)
+        if not source.lower().endswith("signing_key_file"):
+            return EnvelopeSigner(parse_keys(value))
+        path = Path(parse_text(value))
     except ValueError as error:
         raise ConfigurationError(f"{source}: {error}") from None
+    found = read_keys(path)
+    if exposed := judge_key_file(path):
+        logger.warning("%s", exposed)
+    return EnvelopeSigner(found)
 
 
 def judge_key_file(path: Path) -> Finding | None:
@@ -371,15 +363,11 @@ def _backend_class(url: str) -> Any:
     return found
 
 
-SERVICEBUS = "azure-servicebus>=7.15,<7.16"
 CLIENTS = {
     "redis": "redis[hiredis]>=8,<9",
     "psycopg": "psycopg[binary]>=3.2",
     "greenstalk": "greenstalk>=2.1,<3",
-    "azure": SERVICEBUS,
-    "azure.servicebus": SERVICEBUS,
-    "azure.core": SERVICEBUS,
-}
+} | dict.fromkeys(("azure", "azure.servicebus", "azure.core"), "azure-servicebus>=7.15,<7.16")
 """Package → what to install for it, as in pyproject.toml: an extra of jobpool is known to pip in its sources alone."""
 
 

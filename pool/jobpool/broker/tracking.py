@@ -43,7 +43,9 @@ def _look(backend: QueueBackend, idents: Sequence[str]) -> tuple[dict[str, JobSt
     gone = [ident for ident in idents if ident not in known]
     kept = backend.kept(gone)
     known |= _messages(backend, [ident for ident in gone if ident not in kept])  # some may have moved while we looked
-    found = {ident: _of_message(backend, message) for ident, message in known.items()}
+    running = [ident for ident, message in known.items() if message.state is State.LEASED]
+    said = backend.keys.get_records(RUNNING_SPACE, running) if backend.capabilities.key_store else {}
+    found = {ident: _of_message(message, said.get(ident)) for ident, message in known.items()}
     for ident in gone:
         if ident not in known:
             found[ident] = _of_record(ident, kept[ident]) if ident in kept else _of_batch(ident, backend)
@@ -58,7 +60,7 @@ def _messages(backend: QueueBackend, idents: Sequence[str]) -> dict[str, Message
     return found
 
 
-def _of_message(backend: QueueBackend, message: Message) -> JobStatus:
+def _of_message(message: Message, said: bytes | None) -> JobStatus:
     state = _STATES.get(message.state) or _REASONS.get(message.reason or "", JobState.DEAD)
     return JobStatus(
         message.id,
@@ -71,15 +73,14 @@ def _of_message(backend: QueueBackend, message: Message) -> JobStatus:
         ended_at=message.died_at,
         reason=message.reason,
         error=message.last_error,
-        **(_of_run(backend, message) if state is JobState.RUNNING else {}),
+        **(_of_run(message, said) if state is JobState.RUNNING else {}),
     )
 
 
-def _of_run(backend: QueueBackend, message: Message) -> dict[str, Any]:
-    """Return what the pool that runs it says, if it has said something of this delivery."""
+def _of_run(message: Message, record: bytes | None) -> dict[str, Any]:
+    """Return what the pool that runs it says, if its record is of this delivery."""
     if message.claim is not None:
         return {"where": f"claim {message.claim}"}
-    record = backend.keys.get_record(RUNNING_SPACE, message.id) if backend.capabilities.key_store else None
     said = read_record(record, dict[str, Any]) or {}
     return said if said.pop("fence", None) == message.deliveries else {}
 

@@ -461,12 +461,3 @@ for name, (means, places) in GROUPS.items():
     # A function's name holds its verb's: `dead_list`, `list_claims` and `list_` are `list`.
     verbs = {place.partition(":")[2].replace(f"{name}_", "").partition("_")[0]: place for place in places.split()}
     cli.add_command(Verbs(name, verbs, help=means))
-
-
-def main() -> None:
-    """Run the console script."""
-    cli()
-
-
-if __name__ == "__main__":
-    main()

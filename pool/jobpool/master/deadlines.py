@@ -68,7 +68,8 @@ def watch_outages(pool: Pool, now: float) -> None:
         if kind not in pool.outages_told:
             pool.outages_told.add(kind)
             pool.remind_at = now + REMIND_EVERY_S
-            pool.note("error", OUTAGE_TEXTS.get(kind, OUTAGE_TEXTS[BackendUnavailable]), error=error)
+            queues = ", ".join(sorted(pool.open_breakers)) or None  # perhaps not all: a node of a cluster is away, say
+            pool.note("error", OUTAGE_TEXTS.get(kind, OUTAGE_TEXTS[BackendUnavailable]), error=error, queues=queues)
     if pool.outages_told and not pool.outages and now - pool.outage_at >= CALM_S:
         pool.outages_told.clear()
         pool.note("warning", "the broker answers again")

@@ -96,7 +96,7 @@ def parse_names(value: object) -> tuple[str, ...]:
 
 def parse_text(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("must not be empty" if value == "" else "must be a text")
+        raise ValueError("it is empty: leave it out" if value == "" else "must be a text")
     return value
 
 

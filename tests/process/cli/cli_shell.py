@@ -21,7 +21,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli.main import cli
 from jobpool.message.definition import JobDefinition
 
-PROGRAM = (sys.executable, "-P", "-m", "jobpool.cli.main")
+PROGRAM = (sys.executable, "-P", "-m", "jobpool")
 """As the console script: the working directory is not on the path."""
 
 

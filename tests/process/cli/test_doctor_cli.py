@@ -106,7 +106,7 @@ def test_each_fault_of_the_configuration(
 
 
 def test_too_few_open_files(ward: Shell) -> None:
-    command = f"ulimit -n 256; exec {sys.executable} -m jobpool.cli.main doctor -w 64"
+    command = f"ulimit -n 256; exec {sys.executable} -m jobpool doctor -w 64"
     done = ward.run(program=("sh", "-c", command), code=1)
     assert "64 workers need up to 1160 open files, and 256 are allowed: the pool does not start; raise" in done.stdout
 

@@ -111,7 +111,7 @@ def test_a_closed_pipe_is_no_error_worth_a_word(shell: Shell) -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as broken:
         done = subprocess.run(
-            [sys.executable, "-m", "jobpool.cli.main", "list", "--limit", "0"],
+            [sys.executable, "-m", "jobpool", "list", "--limit", "0"],
             cwd=shell.directory,
             env=shell.environment,
             stdout=broken,
@@ -141,5 +141,5 @@ def _pending(shell: Shell) -> int:
 
 def test_a_verb_works_without_standard_streams(shell: Shell) -> None:
     """What it prints must not get into the database, though that has a descriptor of theirs."""
-    shell.run(program=("sh", "-c", f"exec {sys.executable} -m jobpool.cli.main enqueue a 0<&- 1>&- 2>&-"), code=0)
+    shell.run(program=("sh", "-c", f"exec {sys.executable} -m jobpool enqueue a 0<&- 1>&- 2>&-"), code=0)
     assert _pending(shell) == 1

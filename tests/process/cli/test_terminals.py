@@ -7,8 +7,10 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from cli_shell import PROGRAM, Shell
@@ -94,3 +96,12 @@ def test_in_a_pipe_there_is_no_bar(shell: Shell, broker: QueueBackend) -> None:
     assert (done.stdout, done.returncode) == (f"{LETTERS} messages retried\n", 0)
     assert "%" not in done.stderr
     assert broker.stats("default").waiting == LETTERS
+
+
+@pytest.mark.parametrize("program", [PROGRAM, (str(Path(sys.executable).with_name("jobpool")),)], ids=["-m", "script"])
+def test_ctrl_c_while_the_command_line_is_imported_prints_no_traceback(shell: Shell, program: tuple[str, ...]) -> None:
+    (shell.directory / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nprint('imported')\n")
+    shell.environment["PYTHONPATH"] = str(shell.directory)
+    for through, code, told in (((), -signal.SIGINT, ""), (("env", "--ignore-signal=INT"), 1, "imported\n")):
+        done = shell.run("stats", program=(*through, *program), code=code)
+        assert (done.stdout, "KeyboardInterrupt" in done.stderr) == (told, False)

@@ -40,7 +40,7 @@ class Top:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jobpool.cli.main", "top", *words],
+            [sys.executable, "-m", "jobpool", "top", *words],
             cwd=shell.directory,
             env=shell.environment | {"TERM": term},
             stdin=theirs,

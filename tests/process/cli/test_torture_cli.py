@@ -87,7 +87,7 @@ def test_an_interrupt_on_sqlite_after_the_same_schedule_as_far_as_it_can_be_stru
     words = ["torture", "--json", "-b", "sqlite:///q.db", "--replay", str(schedule), "--directory", "run"]
     with answer.open("w") as stdout, log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jobpool.cli.main", *words],
+            [sys.executable, "-m", "jobpool", *words],
             cwd=shell.directory,
             env=shell.environment,
             stdin=subprocess.DEVNULL,

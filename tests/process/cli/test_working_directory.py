@@ -30,7 +30,7 @@ class Elsewhere:
         (self.here / "jobpool.toml").write_text("workers = 1")
         (self.here / "myjobs.py").touch()
         try:
-            program = (*self._words, sys.executable, "-m", "jobpool.cli.main")
+            program = (*self._words, sys.executable, "-m", "jobpool")
             return self._shell.run(*words, program=program, directory=self.here, code=code)
         finally:
             if self.here.exists():

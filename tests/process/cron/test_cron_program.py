@@ -42,9 +42,7 @@ def start(folder: Path, number: int) -> subprocess.Popen[bytes]:
     words = ["cron", "run", "--app", "the_app.py", "--log-format", "json", "--name", f"cron{number}"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
     with (folder / f"log{number}").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "jobpool.cli.main", *words], cwd=folder, env=kept, stdout=log, stderr=log
-        )
+        return subprocess.Popen([sys.executable, "-m", "jobpool", *words], cwd=folder, env=kept, stdout=log, stderr=log)
 
 
 def said(folder: Path, number: int) -> list[dict[str, object]]:

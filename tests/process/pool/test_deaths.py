@@ -122,7 +122,7 @@ def test_it_is_shown_wherever_the_cause_is(deadly: tuple[Rig, PoolProcess]) -> N
     dead(rig, ident)
 
     def jobpool(*words: str) -> str:
-        command = [sys.executable, "-m", "jobpool.cli.main", *words, "-b", rig.url]
+        command = [sys.executable, "-m", "jobpool", *words, "-b", rig.url]
         return subprocess.run(command, cwd=rig.directory, capture_output=True, text=True, check=True).stdout
 
     row = next(line for line in jobpool("dead", "list").splitlines() if line.startswith(ident))

@@ -21,7 +21,7 @@ LIMIT = 120.0
 ON_ITS_OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "jobpool.cli.main", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "jobpool", *sys.argv[1:]])
 """
 RUN = ["--minutes", "10", "--pools", "1", "-w", "2", "--ttl", "1s", "--faults", "child.kill", "--directory", "run"]
 

@@ -116,11 +116,11 @@ from jobpool_torture.schedule import Fault
 folder = Path(sys.argv[1])
 words = ["-A", "jobpool_torture.handlers", "-w", "1"]
 fleet = Fleet(folder, [f"sqlite:///{folder}/q.db"], words, environment={LEDGER: f"{folder}/ledger"})
-fleet.start()
-assert not fleet.wait_ready(60.0)
 nemesis = Nemesis(fleet, "none", "none", "none", "", orders=folder, record=folder / "record")
-blow = nemesis.strike(Fault(0, 0.0, sys.argv[2], 0, 0, 600.0))
-assert not blow.missed, blow
+fleet.start()
+assert sys.argv[3] == "starting" or not fleet.wait_ready(60.0)
+while nemesis.strike(Fault(0, 0.0, sys.argv[2], 0, 0, 600.0)).missed:
+    assert fleet.pools[0].pid and not fleet.pools[0].is_ready(), "a pool that is ready can be stopped"
 print(fleet.pools[0].pid, flush=True)
 time.sleep(600)
 """
@@ -128,7 +128,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("kind", ["master.stop", "forkserver.stop", "group.stop"])
 def test_tortured_pools_do_not_outlive_who_runs_them_whatever_of_them_is_stopped(tmp_path: Path, kind: str) -> None:
-    words = [sys.executable, "-c", OWNER, str(tmp_path), kind]
+    words = [sys.executable, "-c", OWNER, str(tmp_path), kind, "ready"]
     pids: list[int] = []
     with subprocess.Popen(words, stdout=subprocess.PIPE) as owner:
         try:
@@ -147,6 +147,20 @@ def test_tortured_pools_do_not_outlive_who_runs_them_whatever_of_them_is_stopped
     finally:
         for pid in pids:
             processes.send(pid, signal.SIGKILL, lambda pid: processes.works_for_us(pid, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["master.stop", "group.stop"])
+def test_a_pool_that_is_stopped_while_it_starts_does_not_outlive_who_tortures_it(tmp_path: Path, kind: str) -> None:
+    """It is stopped as soon as it can be ended with its parent, and not before."""
+    words = [sys.executable, "-c", OWNER, str(tmp_path), kind, "starting"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout
+        master = int(owner.stdout.readline())
+        owner.kill()
+    try:
+        wait_until(lambda: not processes.is_alive(master), 10.0, "it is gone")
+    finally:
+        processes.send(master, signal.SIGKILL, lambda pid: processes.works_for_us(pid, tmp_path))
 
 
 def test_its_tree_holds_all_below_it() -> None:

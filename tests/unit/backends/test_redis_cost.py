@@ -13,6 +13,7 @@ from support.claims import a_post, claim
 from support.jobs import QUEUE, a_job, at, new_leases, numbered
 
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.tracking import RUNNING_SPACE, statuses
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.lease import JobLease
@@ -164,6 +165,14 @@ def test_what_guards_cost(rig: Rig, backend: RedisBackend) -> None:
     assert rig.spent(lambda: backend.settle_many(settled)) == PLAIN["ack with more"] + Counter(
         {"set": 20, "zrem": 1, "hdel": 40}
     )
+
+
+def test_the_states_of_many_that_run_cost_as_many_calls_as_that_of_one(rig: Rig, backend: RedisBackend) -> None:
+    idents = [lease.id for lease in new_leases(backend, 200)]
+    backend.keys.put_records(RUNNING_SPACE, dict.fromkeys(idents, b'{"fence":1,"where":"h:1"}'), 60.0)
+    assert {one.where for one in statuses(backend, idents).values()} == {"h:1"}
+    one, many = (rig.spent(lambda asked=asked: statuses(backend, asked)) for asked in (idents[:1], idents))  # type: ignore[misc]
+    assert many["evalsha"] == one["evalsha"]
 
 
 def leases_to_guard(backend: RedisBackend, word: str) -> list[tuple[JobLease, Guards]]:

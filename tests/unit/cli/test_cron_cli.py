@@ -234,7 +234,7 @@ MISTAKES = [
         ("APP", "--test-time", "2026-07-01T00:00Z", "--cron-grace", "1h"), "is not for --test-time", 2, id="no grace"
     ),
     pytest.param(("APP", "--json"), "--json is for --once or --test-time", 2, id="json of a log"),
-    pytest.param(("APP", "--environment", ""), "--environment must not be empty", 2, id="no environment"),
+    pytest.param(("APP", "--environment", ""), "--environment: it is empty: leave it out", 2, id="no environment"),
     pytest.param(
         ("APP", "--cron-grace", "3d"), "less than or equal to 43200 s (12h00m), not '3d'", 2, id="grace too long"
     ),

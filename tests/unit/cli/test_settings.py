@@ -352,7 +352,7 @@ def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes() -> None:
         ("metrics", True, "--metrics: True is not an address"),
         ("history", "here", "--history must be 'off', 'table' or 'file:PATH', such as 'file:history.ndjson'"),
         ("history", "table keep=0", "--history: keep=0: must be 1 to 100000"),
-        ("backend", "", "--backend must not be empty"),
+        ("backend", "", "--backend: it is empty: leave it out"),
         ("backend", 3, "--backend must be a text"),
         ("max_crashes", "-1", "--max-crashes: '-1' is not a whole number, 0 or more"),
         ("log_level", "loud", "--log-level must be 'debug', 'info', "),

@@ -482,7 +482,8 @@ def test_a_file_of_keys_that_cannot_be_used_is_an_error_and_not_signing_off(
     for name, text, message in [
         ('"missing"', "", "cannot be read"),
         *(('"blank"', blank, "holds no key: write one a line") for blank in ("", "\n", " \n\t\n")),
-        ("7", "", "must be a (path|text)"),
+        ("7", "", "must be a text"),
+        ('""', "", "jobpool.toml: signing_key_file: it is empty: leave it out"),
     ]:
         (tmp_path / "blank").write_text(text)
         (tmp_path / "jobpool.toml").write_text(f"signing_key_file = {name}\n")
@@ -491,7 +492,7 @@ def test_a_file_of_keys_that_cannot_be_used_is_an_error_and_not_signing_off(
                 read()
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", "")
     for read in (default_signer, lambda: load().signing_keys()):
-        with pytest.raises(ConfigurationError, match="JOBPOOL_SIGNING_KEY_FILE must not be empty"):
+        with pytest.raises(ConfigurationError, match="JOBPOOL_SIGNING_KEY_FILE: it is empty"):
             read()
 
 

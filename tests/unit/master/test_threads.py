@@ -251,6 +251,13 @@ def test_a_broker_that_refuses_and_answers_by_turns_is_told_of_at_the_beginning_
     assert said(stage) == [REFUSED, REFUSED, AGAIN]
 
 
+def test_the_line_that_tells_an_outage_again_names_the_queues_that_are_not_fetched_from() -> None:
+    stage = Stage()
+    stage.tell(ev.BrokerSilent("silent", "fetch"), ev.BreakerTurned("reports", True))
+    stage.after(REMIND_EVERY_S)
+    assert [note.fields.get("queues") for note in stage.pool.notes if note.event == SILENT] == [None, "reports"]
+
+
 def test_an_outage_that_lasts_is_told_again_now_and_then() -> None:
     stage = Stage()
     stage.tell(ev.BrokerSilent("silent", "fetch"), ev.BrokerSilent("silent", "settle"))

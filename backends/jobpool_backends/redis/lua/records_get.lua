@@ -1,4 +1,7 @@
--- Answers: the value of a record, nil for none. ARGV: its key
+-- Answers: the value of each record, nil for none. ARGV: their keys
 
-local ends = call('ZSCORE', LEAD.ends, ARGV[1])
-return ends and tonumber(ends) > now and call('HGET', LEAD.values, ARGV[1])
+local values = {}
+for i, ends in ipairs(read_many('ZMSCORE', LEAD.ends, ARGV)) do
+    values[i] = ends and tonumber(ends) > now and call('HGET', LEAD.values, ARGV[i])
+end
+return values
