@@ -38,17 +38,8 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
         run(tmp_path, "python", program)
     for command in (enqueue_one, enqueue_file):
         run(tmp_path, *shlex.split(command))
-    run(
-        tmp_path,
-        *shlex.split(pool),
-        "--app",
-        "ends.py",
-        "--workers",
-        "2",
-        "--until-empty",
-        "--history",
-        "table keep=5000",
-    )
+    burst = ("--app", "ends.py", "--workers", "2", "--until-empty", "--history", "table keep=5000")
+    run(tmp_path, *shlex.split(pool), *burst)
 
     with Jobs(f"sqlite:///{tmp_path}/jobpool.db") as jobs:
         for queue in ("reports", "default"):
