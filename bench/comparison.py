@@ -70,25 +70,24 @@ _BATCHES = (
     "and no timeout can end it. Nor does it fence: a worker that has lost a job can still end it."
 )
 _CHUNKS = (
-    "A hundred calls go to a process as one message. The calls of a chunk have one result and one error together, and "
-    "no timeout or retry of their own. They are gone with the process, as nothing is stored."
+    "A hundred calls go to a process as one message. They have one result and one error together, and no timeout or "
+    "retry of their own. Nothing is stored."
 )
 _POPPED = (
-    "Its workers wait at Redis themselves, and take a task out before they run it: one command, with no lease and no "
-    "signature. If the worker then dies, the task is lost. jobpool's master leases a signed job, and hands it to a "
-    "child."
+    "Its workers take a task out before they run it: one command, with no lease and no signature. If the worker then "
+    "dies, the task is lost. jobpool's master leases a signed job, and hands it to a child."
 )
 _NOTIFIED = (
     "Postgres notifies the process that runs the job. jobpool's master is notified too, but then leases the job and "
     "hands it to a child. The job pays for that step with its own process, which can be killed."
 )
 _AT_ONCE = (
-    "It kills at once. jobpool raises an exception in the handler at 1 s, and leaves it half of the grace "
-    "(`kill_grace`, 1 s by default) to clean up. After the grace it takes the stack, and kills."
+    "It kills at once. jobpool raises an exception in the handler at 1 s, and leaves it a grace (`kill_grace`) of 1 "
+    "s to clean up. Then it takes the stack, and kills."
 )
 _FORKED = (
-    "Its workers are forked from the program that hands over the jobs, without a broker client or a lease. jobpool has "
-    "a master beside them, of some 20 MB, and a process that forks."
+    "Its workers are forked from the program that hands over the jobs. jobpool has a master beside them, of some 20 "
+    "MB, and a process that forks."
 )
 
 
@@ -229,7 +228,7 @@ CHARTS = (
                     Bar("Dramatiq", (f"Dramatiq: {_MEMORY}",)),
                     Bar("Huey", (f"Huey: {_MEMORY}",)),
                     Bar("Pebble, no broker", (f"Pebble: {_MEMORY}",), _FORKED),
-                    Bar("executor, no broker", (f"executor: {_MEMORY}",), _FORKED),
+                    Bar("executor, no broker", (f"executor: {_MEMORY}",), "Forked too."),
                 ),
             ),
         ),

@@ -51,8 +51,8 @@ def first(found: psycopg.Cursor[Any]) -> int:
 def create_tables() -> None:
     jobs.backend.prepare()  # the queue's tables
     with psycopg.connect(SHOP) as shop:
-        shop.execute("CREATE TABLE orders (id serial PRIMARY KEY, cents integer NOT NULL)")
-        shop.execute("CREATE TABLE ledger (order_id integer NOT NULL, cents integer NOT NULL)")
+        shop.execute("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, cents integer NOT NULL)")
+        shop.execute("CREATE TABLE IF NOT EXISTS ledger (order_id integer NOT NULL, cents integer NOT NULL)")
 
 
 if __name__ == "__main__":

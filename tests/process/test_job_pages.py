@@ -30,14 +30,16 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "calls.py").write_text("".join(calls))
     (tmp_path / "ends.py").write_text(f"import jobpool\n\n{ends}{ENDS}")
     (tmp_path / "numbers.jsonl").write_text('{"a": 1, "b": 2}\n{"a": 2, "b": 2}\n')
-    enqueue_one, enqueue_file, history = [line[2:] for block in blocks(JOBS, "console") for line in block.splitlines()]
+    enqueue_one, enqueue_file, pool, history = [
+        line[2:] for block in blocks(JOBS, "console") for line in block.splitlines()
+    ]
 
     for program in ("calls.py", "ends.py"):
         run(tmp_path, "python", program)
     for command in (enqueue_one, enqueue_file):
         run(tmp_path, *shlex.split(command))
-    apps = ("--app", "shop.py", "--app", "ends.py", "--queue", "reports", "--queue", "default")
-    run(tmp_path, "jobpool", *apps, "--workers", "2", "--until-empty", "--history", "table keep=5000")
+    burst = ("--app", "ends.py", "--workers", "2", "--until-empty", "--history", "table keep=5000")
+    run(tmp_path, *shlex.split(pool), *burst)
 
     with Jobs(f"sqlite:///{tmp_path}/jobpool.db") as jobs:
         for queue in ("reports", "default"):

@@ -197,8 +197,8 @@ def _missing(ident: str, was_there: bool) -> Exception:
         why = "none ever was, or its result_ttl is over"
         mend = "give the job or its handler a result_ttl, in seconds, or a longer one"
         return ResultNotKept(f"job {ident} has ended, and no result of it is kept ({why}): {mend}")
-    why = "it never was, was removed, or has ended and no result of it is kept, or not any more"
-    return UnknownJob(f"no job {ident or repr('')} is known: {why} (result_ttl says for how long, and is 0 by itself)")
+    why = "it never was, was removed, or ended and left no result (result_ttl says how long one is kept; by default 0)"
+    return UnknownJob(f"no job {ident or repr('')} is known: {why}")
 
 
 def _failed(status: JobStatus, now: float) -> str:

@@ -108,7 +108,7 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any]) -> None:
         for row in rows:
             _tell(row)
     else:
-        near = "" if rows else nearest(name, set(place.names()) - {name})
+        near = "" if rows else nearest(name, set(place.names()) - {name}) or "; pools need the setting `history` too"
         answer(rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded{near}")
 
 

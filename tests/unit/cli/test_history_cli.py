@@ -71,6 +71,8 @@ def test_mistyped_words_are_answered_with_the_right_ones(jobpool: Jobpool, recor
     assert "'lost'" not in refused.stderr, "a lost lease leaves no row"
     told = "no such attempt of 'montly' is recorded; did you mean 'monthly'?\n"
     assert jobpool("history", "montly", recorded).stderr == told
+    told = "no such attempt of 'report' is recorded; pools need the setting `history` too\n"
+    assert jobpool("history", "report", recorded).stderr == told
 
 
 def test_all_of_an_attempt_is_told_and_steers_no_terminal(jobpool: Jobpool, tmp_path: Path) -> None:
