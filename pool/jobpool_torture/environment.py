@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ from jobpool_torture.baseline import FILE
 from jobpool_torture.broker_faults import Access, make_access
 from jobpool_torture.clocks import PoolClock, missing
 from jobpool_torture.fleet import Fleet
-from jobpool_torture.judge import KILL_GRACE_S, MAX_CRASHES
+from jobpool_torture.judge import KILL_GRACE_S, MAX_CRASHES, Window
 from jobpool_torture.ledger import LASTS, LEDGER
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.network import NetworkFailed, Proxy, find_route
@@ -59,7 +60,7 @@ class Environment:
         self.connections = connections(options.backend)
         self.folder = folder
         self.capabilities = backend.capabilities
-        self.mark = secrets.token_hex(8)
+        self.prefix = secrets.token_hex(4)  # of all ids of its jobs
         self.ledger = folder / "ledger.jsonl"
         self.strikes = folder / "strikes.jsonl"
         self._orders = folder / "orders"
@@ -142,7 +143,9 @@ class Environment:
 
     def hang_up(self) -> None:
         """Reset all connections through networks, as a keep-alive would: those that lost something hold leases."""
+        begun = time.monotonic()
         self._order(self._networks, lambda network: network.cut())
+        self.nemesis.windows.append(Window("", "net.cut", begun, time.monotonic()))
 
     def _order(self, networks: Sequence[Proxy], order: Callable[[Proxy], None]) -> None:
         """Give the order to each proxy. A dead one is a problem of the torture's, and does not end the run."""

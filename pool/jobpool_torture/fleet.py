@@ -91,6 +91,18 @@ class Pool:
             clear(ended)
         return ended, status
 
+    def order_end(self, how: signal.Signals, away: float = 0.0) -> int:
+        """Send SIGTERM or SIGKILL to its master, and return its pid; 0 = it is not there.
+
+        Another is started `away` seconds after its end.
+        """
+        pid = self.pid
+        if not (pid and processes.send(pid, how, self.is_master)):
+            return 0
+        self.awaited.add(0 if how == signal.SIGTERM else -int(how))
+        self.away = away
+        return pid
+
     def close_log(self) -> None:
         """Copy the unread rest of the log, to which no process writes any more. Safe to call twice."""
         if self.log:
@@ -207,9 +219,9 @@ class Fleet:
         """The ends without an order: faults of the pool."""
         return [end for end in self.ends if not end.expected]
 
-    def start(self, number: int | None = None) -> None:
-        """Start one pool, or all that are not running. Raises OSError. It is killed when the calling thread ends."""
-        for pool in self.pools if number is None else [self.pools[number]]:
+    def start(self) -> None:
+        """Start all pools that are not running. Raises OSError. They are killed when the calling thread ends."""
+        for pool in self.pools:
             if not pool.pid:
                 pool.start(self._words, self._environment, self._folder)
 
@@ -231,7 +243,7 @@ class Fleet:
         told = []
         for pool in self.pools:
             if not pool.pid and pool.start_at is not None and now >= pool.start_at:
-                self.start(pool.number)
+                pool.start(self._words, self._environment, self._folder)
                 told.append(f"{pool.name} started again, as pid {pool.pid}")
         return told
 
@@ -240,19 +252,6 @@ class Fleet:
         for pool in self.pools:
             pool.away = 0.0
             pool.start_at = None if pool.start_at is None else 0.0
-
-    def order_end(self, number: int, how: signal.Signals, away: float) -> int:
-        """Send SIGTERM or SIGKILL to a master, and return its pid; 0 = it is not there.
-
-        Another is started `away` seconds after its end.
-        """
-        pool = self.pools[number]
-        pid = pool.pid
-        if not (pid and processes.send(pid, how, pool.is_master)):
-            return 0
-        pool.awaited.add(0 if how == signal.SIGTERM else -int(how))
-        pool.away = away
-        return pid
 
     def collect(self) -> list[End]:
         """Return the ends that were not told yet. `revive` starts those pools again, when their time has come."""
@@ -288,7 +287,7 @@ class Fleet:
         """
         running = [pool for pool in self.pools if pool.pid]
         for pool in running:
-            self.order_end(pool.number, signal.SIGTERM, 0.0)
+            pool.order_end(signal.SIGTERM)
         before = len(self.ends)
         give_up = time.monotonic() + limit
         while any(pool.pid for pool in running) and time.monotonic() < give_up:
@@ -296,7 +295,7 @@ class Fleet:
             time.sleep(LOOK_PAUSE_S)
         statuses = {end.pool: end.status for end in self.ends[before:]}
         for pool in self.pools:
-            self.order_end(pool.number, signal.SIGKILL, 0.0)
+            pool.order_end(signal.SIGKILL)
             pool.start_at = None
         return {pool.name: statuses.get(pool.name) for pool in running}
 

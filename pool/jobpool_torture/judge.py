@@ -39,9 +39,9 @@ HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
-    """`pool` ("" = all of them) was disturbed between two moments of CLOCK_MONOTONIC."""
+    """A disturbance of `pool` ("" = of all) between two moments of CLOCK_MONOTONIC."""
 
     pool: str
     kind: str
@@ -235,18 +235,15 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
     The longest, where it hung more than once. The verdict is there when it is first asked for: the answers of the
     broker are not the timeout's business.
     """
-    hangs = {ident for ident, item in items.items() if item.kind == "hang"}
-    started = {(line.id, line.fence): line.at for line in lines if line.event == "start" and line.id in hangs}
-    first: dict[tuple[str, int], Line] = {}
-    for line in lines:
-        if line.event == "asked" and (line.id, line.fence) in started:
-            first.setdefault((line.id, line.fence), line)
     found: dict[str, float] = {}
-    for delivery, line in first.items():
-        begun = started[delivery]
-        is_verdict = line.verb in ("nack", "abandon")
-        if is_verdict and not any(window.covers(line.pool, begun, line.at) for window in windows):
-            found[line.id] = max(found.get(line.id, 0.0), line.at - begun - HANG_TIMEOUT_S)
+    for history in histories_of(lines, {ident for ident, item in items.items() if item.kind == "hang"}):
+        for delivery in history.deliveries:
+            starts, asked = delivery.wrote("start"), [call for call in delivery.calls if call.event == "asked"]
+            if not (starts and asked and asked[0].verb in ("nack", "abandon")):
+                continue
+            begun, ended = starts[-1].at, asked[0].at
+            if not any(window.covers(asked[0].pool, begun, ended) for window in windows):
+                found[history.id] = max(found.get(history.id, 0.0), ended - begun - HANG_TIMEOUT_S)
     return found
 
 

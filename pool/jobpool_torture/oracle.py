@@ -6,7 +6,7 @@ witness, and by the handlers' lines. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
@@ -230,10 +230,10 @@ class Account:
         """Return the ids of a count."""
         return set(self.found[count])
 
-    def judge(self, case: Case, rules: Mapping[str, Rule]) -> None:
-        """Count a message in, by these rules."""
+    def judge(self, case: Case) -> None:
+        """Count a message in."""
         ident = case.history.id
-        for name, rule in rules.items():
+        for name, rule in RULES.items():
             if reason := next(rule(case), ""):
                 self.found[name][ident] = reason
         if case.copies:
@@ -258,7 +258,7 @@ def count(
     account = Account()
     for ident, history in histories.items():
         kept_of = tuple(found.get(ident, ()))
-        account.judge(Case(history, kept_of, ident in promised, ident in tried, can), RULES)
+        account.judge(Case(history, kept_of, ident in promised, ident in tried, can))
     return account
 
 

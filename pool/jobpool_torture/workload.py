@@ -268,7 +268,6 @@ class Producer:
         self._give_up = float("inf")
         self._cancels: dict[str, float] = {}  # ids of jobs to cancel → when, on CLOCK_MONOTONIC
         self.items: dict[str, Item] = {}  # every id that was tried → what it was for
-        self.enqueued = 0  # calls answered, by jobs
         self.error: Exception | None = None  # the error that ended the thread before it was told to
 
     def start(self, items: Sequence[Item]) -> None:
@@ -353,7 +352,6 @@ class Producer:
 
     def _enqueue(self, send: Callable[[list[JobDefinition]], Sequence[str]], jobs: list[JobDefinition]) -> None:
         self._note("enq", list(map(str, send(jobs))), jobs)  # handles are more than the ids that the ledger holds
-        self.enqueued += len(jobs)
         now = time.monotonic()
         for job in jobs:
             if (after := self.items[str(job.identifier)].cancel_after) is not None:
