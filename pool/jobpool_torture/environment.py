@@ -67,14 +67,12 @@ class Environment:
         self._key = secrets.token_hex(16)
         self.signer = EnvelopeSigner([self._key])
         self._networks: list[Proxy] = []  # of each pool, and then of the producer; [] = there are none
-        self._stack = ExitStack()
-        with ExitStack() as undo:
-            undo.callback(self._stack.close)
+        with ExitStack() as self._stack:
             access = make_access(options.backend) if "access.deny" in wanted else "it was not asked for"
             no_clock = OWN_CLOCK if backend.scheme in LOCAL else MOMENTS if backend.scheme in TOLD_MOMENTS else ""
             no_clock = no_clock or (missing() if "clock.jump" in wanted else "it was not asked for")
             self._build(no_clock, access)
-            undo.pop_all()
+            self._stack = self._stack.pop_all()
 
     def _build(self, no_clock: str, access: Access | str) -> None:
         options = self.options

@@ -125,11 +125,8 @@ class Pool:
 
     def header(self) -> HeaderView | None:
         """Return its master's header; None: nothing yet."""
-        board = self._board()
-        if board is None:
-            return None
-        with board:
-            return board.header.read()
+        with self._board() or contextlib.nullcontext() as board:
+            return board.header.read() if board else None
 
     def is_full(self, workers: int) -> bool:
         """Return whether it has `workers` children, all of them ready, and no other."""
@@ -153,11 +150,8 @@ class Pool:
 
     def busy(self) -> list[int]:
         """Return those of its children that were at work a moment ago."""
-        board = self._board()
-        if board is None:
-            return []
-        with board:
-            views = [board.slot(index).child.read() for index in range(board.slots)]
+        with self._board() or contextlib.nullcontext() as board:
+            views = [board.slot(index).child.read() for index in range(board.slots)] if board else []
         busy = {view.pid for view in views if view.state is ChildState.BUSY}
         return [child for child in self.children() if child in busy]
 
@@ -325,7 +319,7 @@ class Fleet:
         if any(pool.is_master(pid) for pool in self.pools):
             return True
         with contextlib.suppress(OSError):
-            return processes.works_for_us(pid, self._folder) or processes.has_mark(pid, self._mark)
+            return processes.is_marked(pid, self._mark, self._folder)
         return False
 
     def descriptors(self) -> dict[str, Counter[str]]:

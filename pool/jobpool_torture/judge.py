@@ -80,32 +80,30 @@ def excused_ids(lines: Sequence[Line], windows: Sequence[Window], can: Capabilit
     return found | half_charged(lines, windows) if can.exact_counts else found
 
 
-def copies_left(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
+def copies_left(lines: Sequence[Line], windows: Iterable[Window]) -> set[str]:
     """Return the messages of which a copy too many may be left if a broker copies (not `Capabilities.keeps_records`).
 
     These were settled by a copy, or put with an ack, while the pool had no good way to the broker. An unanswered put of
     a copy is repeated, within the call.
     """
-    history = list(lines)
     follow_ups = defaultdict(set)
-    for line in history:
+    for line in lines:
         if line.event == "follow":
             follow_ups[line.id, line.fence].add(line.tag)
     bad = [window for window in windows if window.kind.startswith(("net.", "broker."))]
     found: set[str] = set()
-    for line in history:
+    for line in lines:
         settled = line.event in ("settled", "unknown")
         if settled and any(window.covers(line.pool, line.since, line.at, SPOILT_CONNECTION_S) for window in bad):
             found |= follow_ups[line.id, line.fence] if line.verb == "ack" else {line.id}
     return found
 
 
-def enqueued_twice(lines: Iterable[Line]) -> set[str]:
+def enqueued_twice(lines: Sequence[Line]) -> set[str]:
     """Return messages whose enqueue took so long that they may be there twice, if the broker knows no ids."""
-    history = [line for line in lines if line.event in ("try", "enq")]
-    tried = {line.id: line.at for line in history if line.event == "try"}
+    tried = {line.id: line.at for line in lines if line.event == "try"}
     return {
-        line.id for line in history if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK_ENQUEUE_S
+        line.id for line in lines if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK_ENQUEUE_S
     }
 
 
@@ -151,13 +149,12 @@ class _Held:
             self.crashes += line.verb == "forfeit"
 
 
-def broken_keys(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
+def broken_keys(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
-    history = list(lines)
-    histories = list(histories_of(history, {ident: item for ident, item in items.items() if shared(item)}))
+    histories = histories_of(lines, {ident for ident, item in items.items() if shared(item)})
     runs = [(shared(items[one.id]), one.id, delivery) for one in histories for delivery in one.deliveries]
     keyed = [run for run in runs if key_of(items[run[1]])]
-    second = _second_of_unique(history, items)
+    second = _second_of_unique(lines, items)
     return _skipped_for_nothing(keyed) | _beside_another(runs) | _begun_after_done(keyed) | second
 
 
@@ -247,15 +244,15 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
     return found
 
 
-def over_crash_budget(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: int) -> dict[str, str]:
+def over_crash_budget(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often."""
-    poison = {ident: item for ident, item in items.items() if item.kind == "poison"}
+    poison = {ident for ident, item in items.items() if item.kind == "poison"}
     # A run that a stop ended, and whose message was given back, or may have been, is not charged.
     runs = {
         history.id: sum(bool(one.wrote("start")) and not one.known.may_be("release") for one in history.deliveries)
         for history in histories_of(lines, poison)
     }
-    return {ident: f"it ran {number} times" for ident, number in runs.items() if number > max_crashes + 1}
+    return {ident: f"it ran {number} times" for ident, number in runs.items() if number > MAX_CRASHES + 1}
 
 
 def acked_without_run(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
@@ -279,23 +276,21 @@ def answered_as_another(lines: Iterable[Line], items: Mapping[str, Item]) -> dic
     }
 
 
-def wrong_dead_letters(
-    kept: Iterable[Message], items: Mapping[str, Item], max_crashes: int, *, exact: bool = True
-) -> dict[str, str]:
+def wrong_dead_letters(kept: Iterable[Message], items: Mapping[str, Item], *, exact: bool = True) -> dict[str, str]:
     """Return dead letters of jobs that should not have died, or not of that, or not yet → why.
 
-    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than `max_crashes`. If
-    not `exact`, a broker may give a message up by a count of its own.
+    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than
+    `MAX_CRASHES`. If not `exact`, a broker may give a message up by a count of its own.
     """
     dead = (message for message in kept if message.state is State.DEAD)
-    whys = {message.id: _wrong_dead_letter(message, items.get(message.id), max_crashes, exact) for message in dead}
+    whys = {message.id: _wrong_dead_letter(message, items.get(message.id), exact) for message in dead}
     return {ident: why for ident, why in whys.items() if why}
 
 
-def _wrong_dead_letter(message: Message, item: Item | None, max_crashes: int, exact: bool) -> str:
+def _wrong_dead_letter(message: Message, item: Item | None, exact: bool) -> str:
     reason = message.reason or "for no reason"
     if reason == CRASH_LIMIT:
-        too_early = exact and message.crashes <= max_crashes
+        too_early = exact and message.crashes <= MAX_CRASHES
         return f"it is dead ({reason}) after {message.crashes} crashes" if too_early else ""
     kind = item.kind if item else "follow-up"
     if item is None or DIES_OF.get(kind) != reason:
@@ -366,10 +361,10 @@ def fill_in(
     found = [
         ("LOST", acked_without_run(lines, items)),
         ("LOST", answered_as_another(lines, items)),
-        ("LOST", wrong_dead_letters(ours, items, MAX_CRASHES, exact=can.exact_counts)),
+        ("LOST", wrong_dead_letters(ours, items, exact=can.exact_counts)),
         ("BLAMED", blamed(lines, items, windows)),
         ("KEY", broken_keys(lines, items)),
-        ("POISON", over_crash_budget(lines, items, MAX_CRASHES) if counted else {}),
+        ("POISON", over_crash_budget(lines, items) if counted else {}),
         ("RESULT", tracking.results(lines, items, results)),
         ("CANCEL", tracking.cancels(lines, items, kept)),
         ("BATCH", tracking.batches(lines, items, kept)),

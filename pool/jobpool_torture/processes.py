@@ -94,21 +94,21 @@ def works_for_us(pid: int, directory: Path) -> bool:
     return is_ours and Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)
 
 
-def has_mark(pid: int, mark: str) -> bool:
-    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `works_for_us`."""
-    return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+def is_marked(pid: int, mark: str, directory: Path | None = None) -> bool:
+    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `works_for_us`.
+
+    A program with a clean environment is told by its working `directory`.
+    """
+    has_mark = mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    return has_mark or bool(directory and works_for_us(pid, directory))
 
 
 def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
-    """Return pid → command of all living processes but the caller that were started with `mark` (NAME=value).
-
-    Their session and parent do not matter. A program with a clean environment is found by its working `directory` (see
-    `works_for_us`).
-    """
+    """Return pid → command of all living processes but the caller that `is_marked`, of any session and parent."""
     found = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):
-            if is_alive(pid) and (has_mark(pid, mark) or (directory and works_for_us(pid, directory))):
+            if is_alive(pid) and is_marked(pid, mark, directory):
                 found[pid] = command(pid)
     found.pop(os.getpid(), None)
     return found
@@ -170,19 +170,15 @@ class Stops:
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
         """Send SIGSTOP to the processes that are alive and still meant (see `send`); return their pids."""
-        return [pid for pid in pids if self._stop(fault, pid, is_it)]
-
-    def _stop(self, fault: int, pid: int, is_it: Callable[[int], bool]) -> bool:
-        with _opened(pid, is_it) as pidfd:
-            if pidfd is None:
-                return False
-            key = (pid, started_at(pid))
-            if not _send(pidfd, signal.SIGSTOP):
-                return False
-            held = self._held.setdefault(fault, {})
-            if key not in held:
-                held[key] = os.dup(pidfd)
-            return True
+        stopped, held = [], self._held.setdefault(fault, {})
+        for pid in pids:
+            with _opened(pid, is_it) as pidfd:
+                key = (pid, started_at(pid))
+                if pidfd is not None and _send(pidfd, signal.SIGSTOP):
+                    stopped.append(pid)
+                    if key not in held:
+                        held[key] = os.dup(pidfd)
+        return stopped
 
     def go(self, fault: int) -> list[int]:
         """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""

@@ -90,7 +90,6 @@ class Run:
             own = self._environment
             producer = Producer(own.connect, self.options.queue, own.prefix, own.ledger)
             stack.callback(producer.close)
-            stack.callback(producer.abort)
             self._start()
             before = self._warm_up(backend, producer)
             self._strike(producer)

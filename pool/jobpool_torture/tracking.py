@@ -83,11 +83,8 @@ def batches(lines: Sequence[Line], items: Mapping[str, Item], kept: Sequence[Mes
     follows = {line.tag: items[line.id] for line in lines if line.event == "follow" and line.id in of_batches}
     histories = {history.id: history for history in histories_of(lines, of_batches | follows)}
     messages = {message.id: message for message in kept}
-    whys = {}
-    for ident in closed:
-        why = next(_batch(ident, items[done_of(ident)], histories, messages), "")
-        whys.update({ident: why} if why else {})
-    return whys
+    whys = {ident: next(_batch(ident, items[done_of(ident)], histories, messages), "") for ident in closed}
+    return {ident: why for ident, why in whys.items() if why}
 
 
 def _closed(lines: Sequence[Line]) -> set[str]:

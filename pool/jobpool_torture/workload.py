@@ -292,13 +292,10 @@ class Producer:
             self._thread.join(limit + 60.0)
         return not self.is_busy and self.error is None
 
-    def abort(self) -> None:
-        """Let the thread end after the call that it is in, if it is in one. Safe at any time; blocks for nothing."""
+    def close(self) -> None:
+        """Let the thread end after the call that it is in, and close its connection. Safe at any time."""
         self._give_up = 0.0
         self._stop.set()
-
-    def close(self) -> None:
-        """Close its connection, after `finish` or `abort`."""
         if self._backend is not None:
             self._backend.close()
 

@@ -164,7 +164,7 @@ def test_after_an_abort_nothing_is_tried_again(backend: QueueBackend, tmp_path: 
     made = started(broker, items(0.0, 3600.0), tmp_path / "ledger")
     wait_until(lambda: bool(broker.sizes), LIMIT, "the first is tried")
     assert made.is_busy
-    made.abort()
+    made.close()
     wait_until(lambda: not made.is_busy, LIMIT, "the thread has ended")
 
 
