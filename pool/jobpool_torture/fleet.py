@@ -20,7 +20,7 @@ from pathlib import Path
 
 from jobpool.ipc.board_layout import ChildState, HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.ops.runtime_dir import PoolFile, discover
+from jobpool.ops.runtime_dir import discover
 from jobpool_torture import processes
 from jobpool_torture.clocks import PoolClock, clear
 from jobpool_torture.logpipe import LogPipe
@@ -113,14 +113,11 @@ class Pool:
         """Return whether this is its master; for `processes.send`. Its pid is its own until it is collected."""
         return self._process is not None and self._process.pid == pid and processes.parent_of(pid) == os.getpid()
 
-    def note(self) -> PoolFile | None:
-        """Return its note in its runtime directory; None: not yet."""
-        return next((found for found in discover(self.runtime) if found.pid == self.pid), None)
-
     def _board(self) -> Scoreboard | None:
-        note = self.note() if self.pid else None
+        """Open the scoreboard that the note in its runtime directory names; None: not yet."""
+        notes = discover(self.runtime) if self.pid else []
         with contextlib.suppress(OSError, ValueError):
-            return Scoreboard.open(note.board) if note and note.board else None
+            return next((Scoreboard.open(note.board) for note in notes if note.pid == self.pid and note.board), None)
         return None
 
     def header(self) -> HeaderView | None:

@@ -48,11 +48,9 @@ class Window:
     begun: float
     ended: float
 
-    def covers(self, pool: str, begun: float, ended: float, after: float = TOLERATED_AFTER_S) -> bool:
+    def covers(self, pool: str, begun: float, ended: float, after: float) -> bool:
         """Return whether that pool was disturbed between these moments, or up to `after` seconds before."""
-        if self.kind in HARMLESS or self.pool not in ("", pool):
-            return False
-        return self.begun <= ended and begun <= self.ended + after
+        return self.pool in ("", pool) and self.begun <= ended and begun <= self.ended + after
 
 
 def without_unheard_failures(lines: Sequence[Line], windows: Sequence[Window]) -> list[Line]:
@@ -233,13 +231,14 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
     broker are not the timeout's business.
     """
     found: dict[str, float] = {}
+    bad = [window for window in windows if window.kind not in HARMLESS]
     for history in histories_of(lines, {ident for ident, item in items.items() if item.kind == "hang"}):
         for delivery in history.deliveries:
             starts, asked = delivery.wrote("start"), [call for call in delivery.calls if call.event == "asked"]
             if not (starts and asked and asked[0].verb in ("nack", "abandon")):
                 continue
             begun, ended = starts[-1].at, asked[0].at
-            if not any(window.covers(asked[0].pool, begun, ended) for window in windows):
+            if not any(window.covers(asked[0].pool, begun, ended, TOLERATED_AFTER_S) for window in bad):
                 found[history.id] = max(found.get(history.id, 0.0), ended - begun - HANG_TIMEOUT_S)
     return found
 
@@ -326,10 +325,7 @@ def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[W
         if line.verb == "nack" or (line.verb == "abandon" and delivery in begun):
             found[line.id] = f"delivery {line.fence} failed, and its handler had not"
         elif line.verb == "forfeit" and not any(
-            window.pool in ("", line.pool)
-            and window.begun <= line.at
-            and begun.get(delivery, line.at) <= window.ended + DEATH_SEEN_S
-            for window in killing
+            window.covers(line.pool, begun.get(delivery, line.at), line.at, DEATH_SEEN_S) for window in killing
         ):
             found[line.id] = f"delivery {line.fence} died, and nothing had killed it"
     return found

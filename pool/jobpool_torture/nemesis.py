@@ -336,7 +336,7 @@ class Nemesis:
     def _excuse(self, pool: Pool) -> str:
         """Return why a pool that has fetched nothing yet may have ended. A refusal ends one until its first answer."""
         # A broker that was started again refuses the run's own user until `Access.mend` has made it anew.
-        kinds = [one.kind for one in self.windows if one.pool in ("", pool.name) and one.ended >= pool.begun]
+        kinds = [one.kind for one in self.windows if one.covers(pool.name, pool.begun, time.monotonic(), 0.0)]
         if (self._access or not pool.was_ready) and (self._restart.is_under_way or "broker.restart" in kinds):
             return "the broker was being restarted"
         if not pool.was_ready and any(kind.startswith("net.") for kind in kinds):

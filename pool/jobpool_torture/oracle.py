@@ -74,7 +74,7 @@ def _deaths(history: History) -> int:
 
 def ghost(case: Case) -> Iterator[str]:
     """Report a message that nobody has enqueued."""
-    if not case.tried and not (case.history.is_empty and not case.kept):
+    if not case.tried and (case.history.deliveries or case.history.reaped or case.kept):
         yield "nobody has enqueued it"
 
 
@@ -251,10 +251,11 @@ def count(
     events = {ident: {line.event for line in some} for ident, some in told.items()}
     promised = {*enqueued, *(ident for ident, some in events.items() if "enq" in some)}
     tried = promised | {ident for ident, some in events.items() if "try" in some}
-    histories = {ident: History(ident, told.get(ident, ()), can) for ident in {*told, *found, *enqueued}}
+    known = can.keeps_records
+    histories = {ident: History(ident, told.get(ident, ()), idempotent=known) for ident in {*told, *found, *enqueued}}
     for history in histories.values():
         _add_follow_ups(history, can, promised, tried)
-    histories |= {ident: History(ident, (), can) for ident in promised - histories.keys()}  # follow-ups nobody has seen
+    histories |= {ident: History(ident) for ident in promised - histories.keys()}  # follow-ups nobody has seen
     account = Account()
     for ident, history in histories.items():
         kept_of = tuple(found.get(ident, ()))

@@ -103,4 +103,4 @@ def find_shorter(
 
 
 def _seconds(faults: Sequence[Fault]) -> float:
-    return max((fault.ends for fault in faults), default=0.0) + TAIL_S
+    return max((fault.at + fault.seconds for fault in faults), default=0.0) + TAIL_S
