@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CALL_LIMIT_S = 2
 RETRY_PAUSE_S = 0.2
-NO_USERS = "{scheme}:// has no users that could be locked out"
 _REASONS = {
     "servicebus": "its keys belong to the whole namespace",
     "rediss": "users are looked after without TLS",
@@ -138,8 +137,8 @@ def make_access(url: str) -> Access | str:
     users: dict[str, type[Access]] = {"redis": RedisUser, "postgresql": PostgresUser, "postgres": PostgresUser}
     user = users.get(scheme)
     if user is None:
-        several = "a user would belong to one of several servers" if "+" in scheme else NO_USERS.format(scheme=scheme)
-        return _REASONS.get(scheme, several)
+        several = "a user would belong to one of several servers" if "+" in scheme else ""
+        return _REASONS.get(scheme, several or f"{scheme}:// has no users that could be locked out")
     if not isinstance(route := find_route(url), Route):
         return route
     if named := [name for name in user.options if name in dict(parse_qsl(url.partition("?")[2]))]:

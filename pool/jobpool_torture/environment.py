@@ -31,9 +31,7 @@ UNIX_SCHEMES = ("redis+unix", "postgresql", "postgres")
 """Schemes whose servers may be reached by a Unix socket; no proxy stands there then."""
 
 STOP_GRACE_S = 5.0
-KEYS_KEPT = "3h"
-"""How long done keys are known: longer than any clock is set ahead."""
-
+KEYS_KEPT = "3h"  # how long done keys are known: longer than any clock is set ahead
 LOST_REPLIES_SHARE = 0.05  # share of the broker's replies that the producer never gets while faults strike
 
 
@@ -62,7 +60,6 @@ class Environment:
         self.capabilities = backend.capabilities
         self.prefix = secrets.token_hex(4)  # of all ids of its jobs
         self.ledger = folder / "ledger.jsonl"
-        self.strikes = folder / "strikes.jsonl"
         self._orders = folder / "orders"
         self._key = secrets.token_hex(16)
         self.signer = EnvelopeSigner([self._key])
@@ -95,7 +92,7 @@ class Environment:
             access,
             options.restart_broker,
             orders=self._orders,
-            record=self.strikes,
+            record=self.folder / "strikes.jsonl",
         )
         self._stack.callback(self.nemesis.close)
 
@@ -126,7 +123,6 @@ class Environment:
         ]
 
     def connect(self) -> QueueBackend:
-        """Open the broker by the producer's own network."""
         return open_backend(self._producer_url, signer=self.signer)
 
     def disturb_producer(self, share: float = LOST_REPLIES_SHARE) -> None:

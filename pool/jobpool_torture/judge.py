@@ -14,7 +14,7 @@ from typing import Any
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture import oracle, tracking
 from jobpool_torture.ledger import Line
-from jobpool_torture.message_history import ACCEPTED, Delivery, histories_of
+from jobpool_torture.message_history import ACCEPTED, Delivery, by_id, histories_of
 from jobpool_torture.result import Result
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
 
@@ -111,40 +111,25 @@ def half_charged(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed. It may
     have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
     """
-    history = sorted((line for line in lines if line.event in ("try", "fetched", "settled")), key=lambda line: line.at)
     bad = [window for window in windows if window.kind.startswith(("net.", "broker.", "master.", "group."))]
     restarts = [window for window in bad if window.kind == "broker.restart"]
-    held: dict[str, _Held] = {}
+    told = by_id(line for line in lines if line.event in ("try", "fetched", "settled"))
     found: set[str] = set()
-    for line in history:
-        now = held.setdefault(line.id, _Held(line.at))
-        if line.event == "settled":
-            now.settle(line)
-        elif line.event == "fetched":
-            disturbed = bad if now.is_open or line.crashes > now.crashes else restarts if now.is_released else []
-            found |= {
-                line.id for window in disturbed if window.covers(window.pool, now.since, line.at, SPOILT_CONNECTION_S)
-            }
-            held[line.id] = _Held(line.since, line.crashes, is_open=True)
-    ends = ((ident, now.since) for ident, now in held.items() if now.is_open)
-    return found.union(
-        ident for ident, since in ends if any(since <= window.ended + SPOILT_CONNECTION_S for window in bad)
-    )
-
-
-@dataclass(slots=True)
-class _Held:
-    """The time since a message was fetched last, and the end of that delivery."""
-
-    since: float
-    crashes: int = 0
-    is_open: bool = False
-    is_released: bool = False
-
-    def settle(self, line: Line) -> None:
-        if line.answer in ACCEPTED and self.is_open:
-            self.is_open, self.is_released = False, line.verb == "release"
-            self.crashes += line.verb == "forfeit"
+    for ident, some in told.items():
+        history = sorted(some, key=lambda line: line.at)
+        since, crashes, is_open, is_released = history[0].at, 0, False, False  # of the last delivery
+        for line in history:
+            if line.event == "fetched":
+                disturbed = bad if is_open or line.crashes > crashes else restarts if is_released else []
+                if any(window.covers(window.pool, since, line.at, SPOILT_CONNECTION_S) for window in disturbed):
+                    found.add(ident)
+                since, crashes, is_open, is_released = line.since, line.crashes, True, False
+            elif line.event == "settled" and line.answer in ACCEPTED and is_open:
+                is_open, is_released = False, line.verb == "release"
+                crashes += line.verb == "forfeit"
+        if is_open and any(since <= window.ended + SPOILT_CONNECTION_S for window in bad):
+            found.add(ident)
+    return found
 
 
 def broken_keys(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:

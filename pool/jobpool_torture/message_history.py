@@ -91,11 +91,9 @@ class Delivery:
     known: Known = Known()
 
     def refused(self) -> list[Line]:
-        """Return the calls that were answered with a refusal."""
         return [line for line in self.calls if line.event == "settled" and line.answer not in ACCEPTED]
 
     def wrote(self, event: str) -> list[Line]:
-        """Return the handler's lines of that event."""
         return [line for line in self.run if line.event == event]
 
 
@@ -131,15 +129,12 @@ class History:
         return self._deliveries.setdefault(fence, Delivery(fence))
 
     def at(self, fence: int) -> Delivery | None:
-        """Return the delivery of that number, if anybody has seen it."""
         return self._deliveries.get(fence)
 
     def after(self, fence: int) -> Iterator[Delivery]:
-        """Return the deliveries with a higher number."""
         return (delivery for delivery in self.deliveries if delivery.fence > fence)
 
     def wrote(self, event: str) -> list[Line]:
-        """Return the handlers' lines of that event, of all deliveries."""
         return [line for line in self.run if line.event == event]
 
     def copies(self) -> int:

@@ -25,12 +25,9 @@ from jobpool_torture.processes import Stops
 from jobpool_torture.schedule import KINDS, Fault
 from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
 
-MAX_STOP_PASSES = 5
-"""Looks at a pool that is to be stopped whole: each finds the processes forked since the one before."""
-
+MAX_STOP_PASSES = 5  # looks at a pool that is to be stopped whole: each finds the processes forked since the one before
 HEAL_PAUSE_S = 0.02
-HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0
-"""A fork server that was stopped last is judged as all are."""
+HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0  # a fork server that was stopped last is judged as all are
 
 
 class Missed(Exception):
@@ -304,7 +301,7 @@ class Nemesis:
                 pool.log.go_on()
             return "the log is read"
         if fault.kind == "child.spoil":
-            is_left = spoiling.withdraw(self._orders, self._fleet.pools[fault.pool].name)
+            is_left = spoiling.take(self._orders, self._fleet.pools[fault.pool].name)
             return "no job has taken the order" if is_left else "a job has taken the order"
         if fault.kind == "access.deny" and self._access:
             return self._access.end(fault.number)
@@ -377,12 +374,8 @@ MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Blow]] = {
 }
 """How each kind is struck."""
 
-_BESIDE_POOLS = ("net.", "clock.", "broker.", "access.")
-"""Kinds that strike even if the pool does not run."""
-
-_ON_THE_BROKER = ("broker.", "access.")
-"""Kinds that strike all pools."""
-
+_BESIDE_POOLS = ("net.", "clock.", "broker.", "access.")  # kinds that strike even if the pool does not run
+_ON_THE_BROKER = ("broker.", "access.")  # kinds that strike all pools
 _OVER_AT_ONCE = (".kill", ".freeze", ".term", ".hup", ".cut", ".restart")
 """Kinds whose `seconds` are not theirs to undo: the pool, or the fleet, starts another."""
 

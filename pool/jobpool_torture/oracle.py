@@ -227,7 +227,6 @@ class Account:
     """Ids not judged by their counters and numbers, because a broker that copies may have left two of them."""
 
     def __getitem__(self, count: str) -> set[str]:
-        """Return the ids of a count."""
         return set(self.found[count])
 
     def judge(self, case: Case) -> None:

@@ -68,7 +68,6 @@ def fork_servers_of(master: int) -> list[int]:
 
 
 def pool_children_of(master: int) -> list[int]:
-    """Return the children of all fork servers of a pool; [] if it is not there."""
     return [child for server in fork_servers_of(master) for child in children_of(server)]
 
 
@@ -191,7 +190,6 @@ class Stops:
         return gone_on
 
     def go_all(self) -> None:
-        """Send SIGCONT to everything."""
         for fault in list(self._held):
             self.go(fault)
 

@@ -37,9 +37,7 @@ INTERRUPTED_LIMIT_S = 15.0  # time for a drain that a person waits for
 CALM_LOOKS = 3  # looks in a row that must find nothing to do: a follow-up may be on its way
 POOLS_LOOK_S = 0.25
 ORPHANS_LIMIT_S = 1.0
-ANSWER_LIMIT_S = 30.0
-"""Seconds in which a broker may come back that is asked for what it has."""
-
+ANSWER_LIMIT_S = 30.0  # seconds in which a broker may come back that is asked for what it has
 EMPTY_LIMIT_S = 10.0  # seconds, beyond a lease, for the leases of pools that were killed to end
 LOCKING = ("master.stop", "group.stop")
 """Faults that hold up every pool on SQLite: one stopped in the middle of a write keeps the lock."""
@@ -179,18 +177,15 @@ class Run:
         if before is None or self.result.interrupted:
             return
 
-        def more() -> list[str]:
-            return grown(self.result.descriptors, self._environment.connections)
-
         def is_as_before() -> bool:
             if self._incomplete():
                 return False
             self.result.descriptors = difference(before, self._fleet.descriptors())
-            return not more()
+            return not grown(self.result.descriptors, self._environment.connections)
 
         with self._phases.enter("idle", REST_LIMIT_S):
-            if self._phases.wait(is_as_before, REST_LIMIT_S) or not self._note_incomplete():
-                self.result.add("FD", more())
+            if not self._phases.wait(is_as_before, REST_LIMIT_S) and not self._note_incomplete():
+                self.result.add("FD", grown(self.result.descriptors, self._environment.connections))
 
     def _descriptors_at_rest(self) -> Open | None:
         """Count the descriptors of each master, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""

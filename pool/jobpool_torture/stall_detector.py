@@ -59,14 +59,13 @@ class DrainStall:
 
 @dataclass(slots=True)
 class Frozen:
-    """A fork server that stands still. `since`: from when on its pool could have seen to it (CLOCK_MONOTONIC)."""
+    """A fork server that stands still."""
 
     fault: int
     pool: Pool
     master: int
     pid: int
-    begun: float
-    since: float
+    begun: float  # CLOCK_MONOTONIC
 
 
 class PoolStalls:
@@ -84,8 +83,7 @@ class PoolStalls:
         self.found: list[str] = []  # violations: a sentence each
 
     def freeze(self, fault: int, pool: Pool, pid: int) -> None:
-        now = time.monotonic()
-        self._frozen.append(Frozen(fault, pool, pool.pid, pid, now, now))
+        self._frozen.append(Frozen(fault, pool, pool.pid, pid, time.monotonic()))
 
     @property
     def are_frozen(self) -> bool:
@@ -113,8 +111,8 @@ class PoolStalls:
             return f"ended after {now - frozen.begun:.1f} s"
         if frozen.pool.pid != frozen.master:
             return "let go, for its master has ended"
-        frozen.since = max(frozen.since, self._held_at.get(frozen.pool.number, 0.0))
-        if now - frozen.since < FROZEN_LIMIT_S:
+        # Its pool could see to it since then.
+        if now - max(frozen.begun, self._held_at.get(frozen.pool.number, 0.0)) < FROZEN_LIMIT_S:
             return ""
         self.found.append(
             f"{frozen.pool.name}: its fork server {frozen.pid} stood still for {now - frozen.begun:.0f} s"

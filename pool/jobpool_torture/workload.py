@@ -39,9 +39,7 @@ DEATHS = ("SIGSEGV", "SIGKILL", "SIGABRT", "exit")
 HANGS = ("sleep", "swallow", "in C")
 GRANDCHILDREN = ("child", "new session", "double fork")
 KEYS = 3
-KEY_SPAN_JOBS = 300
-"""Of this many jobs in a row, those that have a key have one of `KEYS`: about four share one."""
-
+KEY_SPAN_JOBS = 300  # of this many jobs in a row, those that have a key have one of `KEYS`: about four share one
 KEYED = ("idempotency_key", "name")  # options that are names shared by jobs of one run, and by no others on the broker
 RESULT_TTL_S = 3 * 3600.0  # seconds for which the results of jobs are kept that have one
 MAX_BATCH_JOBS = 50  # jobs in one call, at most, where one call is all or none and may be repeated
