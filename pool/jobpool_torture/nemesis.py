@@ -336,7 +336,7 @@ class Nemesis:
         kinds = [one.kind for one in self.windows if one.covers(pool.name, pool.begun, time.monotonic(), 0.0)]
         if (self._access or not pool.was_ready) and (self._restart.is_under_way or "broker.restart" in kinds):
             return "the broker was being restarted"
-        if not pool.was_ready and any(kind.startswith("net.") for kind in kinds):
+        if not pool.was_ready and self._networks and any(kind.startswith("net.") for kind in kinds):
             return "its network was bad"
         if self._access and self._access.was_denied_since(pool.begun):
             return "its user was locked out"
