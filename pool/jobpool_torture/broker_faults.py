@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CALL_LIMIT_S = 2
 RETRY_PAUSE_S = 0.2
-NO_USERS = "{scheme}:// has no users that could be locked out"
 _REASONS = {
     "servicebus": "its keys belong to the whole namespace",
     "rediss": "users are looked after without TLS",
@@ -45,21 +44,34 @@ class AccessFailed(JobpoolError):
     """The broker does not answer, or does not allow it."""
 
 
-class User(ABC):
-    """One user, of a random name, on one server: `orders` to it are texts, into which names and a password are put."""
+class Access(ABC):
+    """A user of a random name on one server, and its rights while faults overlap: all of them, once the last is over.
+
+    `orders` to the server are texts, into which names and a password are put. `url`: for the pools.
+    """
 
     options: ClassVar[tuple[str, ...]]  # options of a URL that name a user as well: where one is there, none is made
     allow: ClassVar[tuple[str, ...]]  # orders that make it, or give it back all its rights
     denials: ClassVar[Mapping[str, tuple[str, ...]]]  # ways to lock it out, in a few words each, and their orders
-    remove: ClassVar[tuple[str, ...]]  # orders that delete it, if it is there
+    delete: ClassVar[tuple[str, ...]]  # orders that delete it, if it is there
 
     def __init__(self, url: str) -> None:
+        """Make the user. Blocks for some round trips. Raises `AccessFailed`: it cannot be had, and none is left."""
         self.name = f"torture-{secrets.token_hex(4)}"
         self._password = secrets.token_hex(16)
         scheme, _, rest = url.partition("://")
         place, slash, path = rest.partition("/")
         self._own = url
         self.url = f"{scheme}://{self.name}:{self._password}@{place.rpartition('@')[2]}{slash}{path}"
+        self._active: dict[int, str] = {}
+        self._is_wrong = False
+        self._retry_at = self._bad_at = 0.0
+        try:
+            self.obey(self.allow)
+            self.check()
+        except AccessFailed:
+            self.remove()
+            raise
 
     @abstractmethod
     def obey(self, orders: Iterable[str]) -> None:
@@ -69,31 +81,13 @@ class User(ABC):
     def check(self) -> None:
         """Log in as this user. Blocks and raises as `obey`."""
 
-
-class Access:
-    """The rights of the user while faults overlap: all of it, once the last is over. `url`: for the pools."""
-
-    def __init__(self, user: User) -> None:
-        """Make the user. Blocks for some round trips. Raises `AccessFailed`: it cannot be had, and none is left."""
-        self._user = user
-        self._active: dict[int, str] = {}
-        self._is_wrong = False
-        self._retry_at = self._bad_at = 0.0
-        self.url = user.url
-        try:
-            user.obey(user.allow)
-            user.check()
-        except AccessFailed:
-            self.remove()
-            raise
-
     def begin(self, fault: Fault) -> str:
         """Lock it out; return how. Raises `AccessFailed`: nothing was done."""
-        way = list(self._user.denials)[fault.pick % len(self._user.denials)]
+        way = list(self.denials)[fault.pick % len(self.denials)]
         self._bad_at = time.monotonic()
-        self._user.obey(self._user.denials[way])
+        self.obey(self.denials[way])
         self._active[fault.number] = way
-        return f"user {self._user.name}: {way}"
+        return f"user {self.name}: {way}"
 
     def end(self, number: int) -> str:
         """End that fault; the others go on."""
@@ -114,9 +108,9 @@ class Access:
             return
         self._bad_at, self._retry_at = now, now + RETRY_PAUSE_S
         with suppress(AccessFailed):
-            self._user.obey(self._user.allow)
+            self.obey(self.allow)
             for way in self._active.values():
-                self._user.obey(self._user.denials[way])
+                self.obey(self.denials[way])
             self._is_wrong = False
 
     @property
@@ -131,31 +125,31 @@ class Access:
     def remove(self) -> str:
         """Delete the user; return "" or why it is still there. Safe to call twice."""
         try:
-            self._user.obey(self._user.remove)
+            self.obey(self.delete)
         except AccessFailed as error:
-            return f"the user {self._user.name} was not deleted: {error}"
+            return f"the user {self.name} was not deleted: {error}"
         return ""
 
 
 def make_access(url: str) -> Access | str:
     """Make a user on the broker of this URL; or return why there can be none, as half a sentence."""
     scheme = scheme_of(url)
-    users = {"redis": RedisUser, "postgresql": PostgresUser, "postgres": PostgresUser}
-    user: type[User] | None = users.get(scheme)
+    users: dict[str, type[Access]] = {"redis": RedisUser, "postgresql": PostgresUser, "postgres": PostgresUser}
+    user = users.get(scheme)
     if user is None:
-        several = "a user would belong to one of several servers" if "+" in scheme else NO_USERS.format(scheme=scheme)
-        return _REASONS.get(scheme, several)
+        several = "a user would belong to one of several servers" if "+" in scheme else ""
+        return _REASONS.get(scheme, several or f"{scheme}:// has no users that could be locked out")
     if not isinstance(route := find_route(url), Route):
         return route
     if named := [name for name in user.options if name in dict(parse_qsl(url.partition("?")[2]))]:
         return f"the URL's option {named[0]} names a user: write it as user:password@host"
     try:
-        return Access(user(url))
+        return user(url)
     except AccessFailed as error:
         return f"the URL's user can make no other: {error}"
 
 
-class RedisUser(User):
+class RedisUser(Access):
     """A user of an ACL, with what docs/redis.md says that a pool needs."""
 
     options = ("username", "password")
@@ -172,7 +166,7 @@ class RedisUser(User):
         "no commands": ("ACL SETUSER {name} -@all",),
         "no keys": ("ACL SETUSER {name} resetkeys",),
     }
-    remove = ("ACL DELUSER {name}",)
+    delete = ("ACL DELUSER {name}",)
 
     def obey(self, orders: Iterable[str], *, url: str = "") -> None:
         from redis import Redis, RedisError
@@ -189,7 +183,7 @@ class RedisUser(User):
         self.obey(["PING"], url=self.url)
 
 
-class PostgresUser(User):
+class PostgresUser(Access):
     """A role that is a member of the URL's, and so may do what that one may."""
 
     options = ("user", "password", "passfile", "service")
@@ -205,7 +199,7 @@ class PostgresUser(User):
         "another password, its connections closed": ("ALTER ROLE {name} PASSWORD 'withdrawn'", _hang_up),
         "no rights": ("REVOKE {own} FROM {name}",),
     }
-    remove = (
+    delete = (
         "DO $$ BEGIN IF EXISTS (SELECT FROM pg_roles WHERE rolname = {text})"
         " THEN REASSIGN OWNED BY {name} TO {own}; DROP OWNED BY {name}; DROP ROLE {name}; END IF; END $$",
     )
@@ -252,10 +246,8 @@ class BrokerRestart:
 
     def __init__(self, command: str, log: Path) -> None:
         self.command = command
-        self.moments: list[tuple[float, float]] = []  # when it was begun, and over, each time (CLOCK_MONOTONIC)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun = 0.0
 
     @property
     def is_under_way(self) -> bool:
@@ -263,7 +255,6 @@ class BrokerRestart:
 
     def begin(self) -> int:
         """Run it; its pid. It must not be under way. Raises OSError."""
-        self._begun = time.monotonic()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
@@ -275,12 +266,7 @@ class BrokerRestart:
         if self._process is None or (status := self._process.poll()) is None:
             return None
         self._process = None
-        self.moments.append((self._begun, time.monotonic()))
         return status
-
-    def was_since(self, moment: float) -> bool:
-        """Return whether it is under way, or was at or after `moment` (CLOCK_MONOTONIC)."""
-        return self.is_under_way or bool(self.moments and self.moments[-1][1] >= moment)
 
     def close(self) -> None:
         """Wait for it; end it, and what it has started in its process group, if that takes too long."""

@@ -72,9 +72,9 @@ def torture(ctx: click.Context, /, session: Session, replay: str | None, shrink:
         raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
     is_named = given["directory"] is not None
     folder = check_folder(Path(given["directory"])) if is_named else Path(tempfile.mkdtemp(prefix="jobpool-torture-"))
-    face = _Face(folder, session.log_level("warning") in ("info", "debug"), asks_json())
+    face = _Face(options, folder, session.log_level("warning") in ("info", "debug"), asks_json())
     try:
-        result = face.run(options, faults)
+        result = face.run(faults)
     except BaseException:  # an interrupt too: at any end the folder is named, and the error goes on
         if any(folder.glob("*.log")):
             _told(f"logs and ledger: {folder}")
@@ -87,7 +87,7 @@ def torture(ctx: click.Context, /, session: Session, replay: str | None, shrink:
             whatever_happens.callback(shutil.rmtree, folder, ignore_errors=True)
         whatever_happens.callback(face.report, folder if keeps else None)
         if shrink and result.counts and not result.interrupted:
-            face.shrink(options)
+            face.shrink()
     ctx.exit(0 if result.is_clean else FAILED)
 
 
@@ -133,65 +133,60 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
 class _Face:
     """The user's view of runs, and their interruption."""
 
-    def __init__(self, folder: Path, verbose: bool, json_: bool) -> None:
+    def __init__(self, options: Options, folder: Path, verbose: bool, json_: bool) -> None:
         from jobpool_torture.view import Progress
 
+        self._options = options
         self._folder = folder
         self._verbose = verbose
         self._json = json_
-        self._queue = ""  # as the user has named it
         self._asked: Run | None = None  # the run that was asked for; those of a search come after it
-        self._run: Run | None = None
-        self._is_under_way = False  # the run takes an interrupt, to heal and count
+        self._run: Run | None = None  # takes an interrupt, to heal and count; None = no run is under way
         self._progress = Progress()
-        self._shortest: Path | None = None
         self._has_said = False
         self._gives_up = False
 
-    def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
+    def run(self, faults: Sequence[Fault] | None) -> Result:
         """Make the run, with its head and its progress shown. Raises as `entry_point.prepared` and `Run.go`."""
-        self._queue = options.queue
         with _interrupts(self._interrupt), self._progress:
-            return self._go(options, self._folder, faults)
+            return self._go(self._options, self._folder, faults)
 
-    def shrink(self, options: Options) -> None:
-        """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
-        from jobpool_torture.shrink import SHORTEST, find_shorter
+    def shrink(self) -> None:
+        """Run shorter ones, and print a line for each."""
+        from jobpool_torture.shrink import find_shorter
 
         assert self._asked is not None
-        try:
-            with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
-                find_shorter(options, self._folder, self._asked.faults, self._go, _told)
-        finally:
-            path = self._folder / SHORTEST
-            self._shortest = path if path.exists() else None
+        with _interrupts(self._interrupt):
+            find_shorter(self._options, self._folder, self._asked.faults, self._go, _told)
 
     def _go(self, options: Options, folder: Path, faults: Sequence[Fault] | None) -> Result:
         from jobpool_torture import view
         from jobpool_torture.entry_point import prepared
 
         self._has_said = False
-        with prepared(options, folder, self._tell, faults) as self._run:
-            self._is_under_way = True
+        with prepared(options, folder, self._tell, faults) as run:
+            self._run = run
             try:
                 if self._asked is None:
-                    self._asked = self._run
+                    self._asked = run
                     with suppress(OSError):
-                        view.head(self._run, with_schedule=self._verbose)
-                return self._run.go()
+                        view.head(run, with_schedule=self._verbose)
+                return run.go()
             finally:
-                self._is_under_way = False
+                self._run = None
 
     def report(self, folder: Path | None) -> None:
         """Print the answer. `folder`: None = it is removed."""
         from jobpool_torture import view
+        from jobpool_torture.shrink import SHORTEST
 
         assert self._asked is not None
-        again = self._replay_command(self._asked.options, folder)
+        shortest = self._folder / SHORTEST
+        about = self._asked, folder, shortest if shortest.exists() else None, self._replay_command(folder)
         if self._json:
-            answer_json(view.document(self._asked, folder, self._shortest, again))
+            answer_json(view.document(*about))
         else:
-            view.report(self._asked, folder, self._shortest, again)
+            view.report(*about)
 
     def _tell(self, now: Phases) -> None:
         """Say once that the run was interrupted, and show how far it is."""
@@ -205,7 +200,7 @@ class _Face:
         """Interrupt the run. Called by a signal, in the middle of anything: it writes nothing."""
         if self._gives_up:  # processes are being killed: an interrupt now would leave some behind
             return
-        if self._run is None or not self._is_under_way:
+        if self._run is None:
             self._gives_up = True
             raise KeyboardInterrupt
         if not self._run.result.interrupted:
@@ -214,11 +209,12 @@ class _Face:
             self._gives_up = True
             raise KeyboardInterrupt
 
-    def _replay_command(self, options: Options, folder: Path | None) -> str:
+    def _replay_command(self, folder: Path | None) -> str:
         """Return the command that strikes the same faults again: of the file if it is kept, else of the seed."""
         from jobpool.broker.opening import redact
         from jobpool_torture.entry_point import SCHEDULE
 
+        options = self._options
         flags: dict[str, object] = {"backend": redact(options.backend)}
         if folder is not None:
             flags["replay"] = folder / SCHEDULE
@@ -226,7 +222,7 @@ class _Face:
             flags |= {"minutes": f"{options.seconds / 60:g}", "seed": options.seed, "pools": options.pools}
             flags |= {"workers": options.workers, "ttl": f"{options.ttl:g}", "rate": f"{options.rate:g}"}
             flags["faults"] = ",".join(options.faults)
-        flags |= {"queue": self._queue, "restart-broker": options.restart_broker}
+        flags |= {"queue": options.queue, "restart-broker": options.restart_broker}
         told = [(f"--{flag}", str(value)) for flag, value in flags.items() if value != ""]
         return shlex.join(["jobpool", "torture", *chain.from_iterable(told)])
 

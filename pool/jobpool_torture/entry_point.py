@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +27,26 @@ def prepared(
     `faults`: None = they are planned from the seed. Raises `ConfigurationError` or `BackendUnavailable`: nothing was
     done; the text has the mend.
     """
-    with ExitStack() as stack:
-        wanted = options.faults or tuple(KINDS) if faults is None else {fault.kind for fault in faults}
-        backend = open_backend(options.timed(options.backend))
-        try:
-            check_broker(backend, options)
-            options = options.on_its_queue()
-            found = backend.diagnose()
-            told = [str(each) for each in found if each.is_bad or each.check.endswith(".server")]
-            environment = Environment(options, folder, backend, wanted)
-        finally:
-            backend.close()
-        stack.callback(environment.close)
+    wanted = options.faults or tuple(KINDS) if faults is None else {fault.kind for fault in faults}
+    with closing(open_backend(options.timed(options.backend))) as backend:
+        check_broker(backend, options)
+        options = options.on_its_queue()
+        told = [str(each) for each in backend.diagnose() if each.is_bad or each.check.endswith(".server")]
+        environment = Environment(options, folder, backend, wanted)
+    with closing(environment):
         left_out = {kind: why for kind, why in environment.nemesis.cannot().items() if kind in wanted}
-        chosen = _plan(options, environment) if faults is None else list(faults)
-        (folder / SCHEDULE).write_text(schedule.dump(chosen, about(options)))
-        run = Run(options, folder, environment, chosen, tell, told)
+        if faults is None:
+            faults = _plan(options, [kind for kind in wanted if kind not in left_out], left_out)
+        (folder / SCHEDULE).write_text(schedule.dump(faults, about(options)))
+        run = Run(environment, faults, tell, told)
         run.result.left_out = left_out
         yield run
 
 
-def _plan(options: Options, environment: Environment) -> list[Fault]:
-    wanted, cannot = options.faults or tuple(KINDS), environment.nemesis.cannot()
-    kinds = [kind for kind in wanted if kind not in cannot]
+def _plan(options: Options, kinds: Sequence[str], left_out: Mapping[str, str]) -> list[Fault]:
     if not kinds:
-        reasons = {cannot[kind] for kind in wanted}
-        raise ConfigurationError(f"none of these faults can be had here: {'; '.join(sorted(reasons))}")
+        reasons = "; ".join(sorted(set(left_out.values())))
+        raise ConfigurationError(f"none of these faults can be had here: {reasons}")
     return schedule.plan(
         options.seed, seconds=options.seconds, pools=options.pools, kinds=kinds, ttl=options.ttl, rate=FAULTS_A_SECOND
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ from jobpool_torture.baseline import FILE
 from jobpool_torture.broker_faults import Access, make_access
 from jobpool_torture.clocks import PoolClock, missing
 from jobpool_torture.fleet import Fleet
-from jobpool_torture.judge import KILL_GRACE_S, MAX_CRASHES
+from jobpool_torture.judge import KILL_GRACE_S, MAX_CRASHES, Window
 from jobpool_torture.ledger import LASTS, LEDGER
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.network import NetworkFailed, Proxy, find_route
@@ -30,9 +31,7 @@ UNIX_SCHEMES = ("redis+unix", "postgresql", "postgres")
 """Schemes whose servers may be reached by a Unix socket; no proxy stands there then."""
 
 STOP_GRACE_S = 5.0
-KEYS_KEPT = "3h"
-"""How long done keys are known: longer than any clock is set ahead."""
-
+KEYS_KEPT = "3h"  # how long done keys are known: longer than any clock is set ahead
 LOST_REPLIES_SHARE = 0.05  # share of the broker's replies that the producer never gets while faults strike
 
 
@@ -59,21 +58,18 @@ class Environment:
         self.connections = connections(options.backend)
         self.folder = folder
         self.capabilities = backend.capabilities
-        self.mark = secrets.token_hex(8)
+        self.prefix = secrets.token_hex(4)  # of all ids of its jobs
         self.ledger = folder / "ledger.jsonl"
-        self.strikes = folder / "strikes.jsonl"
         self._orders = folder / "orders"
         self._key = secrets.token_hex(16)
         self.signer = EnvelopeSigner([self._key])
         self._networks: list[Proxy] = []  # of each pool, and then of the producer; [] = there are none
-        self._stack = ExitStack()
-        with ExitStack() as undo:
-            undo.callback(self._stack.close)
+        with ExitStack() as self._stack:
             access = make_access(options.backend) if "access.deny" in wanted else "it was not asked for"
             no_clock = OWN_CLOCK if backend.scheme in LOCAL else MOMENTS if backend.scheme in TOLD_MOMENTS else ""
             no_clock = no_clock or (missing() if "clock.jump" in wanted else "it was not asked for")
             self._build(no_clock, access)
-            undo.pop_all()
+            self._stack = self._stack.pop_all()
 
     def _build(self, no_clock: str, access: Access | str) -> None:
         options = self.options
@@ -96,7 +92,7 @@ class Environment:
             access,
             options.restart_broker,
             orders=self._orders,
-            record=self.strikes,
+            record=self.folder / "strikes.jsonl",
         )
         self._stack.callback(self.nemesis.close)
 
@@ -127,7 +123,6 @@ class Environment:
         ]
 
     def connect(self) -> QueueBackend:
-        """Open the broker by the producer's own network."""
         return open_backend(self._producer_url, signer=self.signer)
 
     def disturb_producer(self, share: float = LOST_REPLIES_SHARE) -> None:
@@ -142,7 +137,9 @@ class Environment:
 
     def hang_up(self) -> None:
         """Reset all connections through networks, as a keep-alive would: those that lost something hold leases."""
+        begun = time.monotonic()
         self._order(self._networks, lambda network: network.cut())
+        self.nemesis.windows.append(Window("", "net.cut", begun, time.monotonic()))
 
     def _order(self, networks: Sequence[Proxy], order: Callable[[Proxy], None]) -> None:
         """Give the order to each proxy. A dead one is a problem of the torture's, and does not end the run."""

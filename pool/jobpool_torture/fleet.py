@@ -20,7 +20,7 @@ from pathlib import Path
 
 from jobpool.ipc.board_layout import ChildState, HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.ops.runtime_dir import PoolFile, discover
+from jobpool.ops.runtime_dir import discover
 from jobpool_torture import processes
 from jobpool_torture.clocks import PoolClock, clear
 from jobpool_torture.logpipe import LogPipe
@@ -91,6 +91,18 @@ class Pool:
             clear(ended)
         return ended, status
 
+    def order_end(self, how: signal.Signals, away: float = 0.0) -> int:
+        """Send SIGTERM or SIGKILL to its master, and return its pid; 0 = it is not there.
+
+        Another is started `away` seconds after its end.
+        """
+        pid = self.pid
+        if not (pid and processes.send(pid, how, self.is_master)):
+            return 0
+        self.awaited.add(0 if how == signal.SIGTERM else -int(how))
+        self.away = away
+        return pid
+
     def close_log(self) -> None:
         """Copy the unread rest of the log, to which no process writes any more. Safe to call twice."""
         if self.log:
@@ -101,23 +113,17 @@ class Pool:
         """Return whether this is its master; for `processes.send`. Its pid is its own until it is collected."""
         return self._process is not None and self._process.pid == pid and processes.parent_of(pid) == os.getpid()
 
-    def note(self) -> PoolFile | None:
-        """Return its note in its runtime directory; None: not yet."""
-        return next((found for found in discover(self.runtime) if found.pid == self.pid), None)
-
     def _board(self) -> Scoreboard | None:
-        note = self.note() if self.pid else None
+        """Open the scoreboard that the note in its runtime directory names; None: not yet."""
+        notes = discover(self.runtime) if self.pid else []
         with contextlib.suppress(OSError, ValueError):
-            return Scoreboard.open(note.board) if note and note.board else None
+            return next((Scoreboard.open(note.board) for note in notes if note.pid == self.pid and note.board), None)
         return None
 
     def header(self) -> HeaderView | None:
         """Return its master's header; None: nothing yet."""
-        board = self._board()
-        if board is None:
-            return None
-        with board:
-            return board.header.read()
+        with self._board() or contextlib.nullcontext() as board:
+            return board.header.read() if board else None
 
     def is_full(self, workers: int) -> bool:
         """Return whether it has `workers` children, all of them ready, and no other."""
@@ -141,11 +147,8 @@ class Pool:
 
     def busy(self) -> list[int]:
         """Return those of its children that were at work a moment ago."""
-        board = self._board()
-        if board is None:
-            return []
-        with board:
-            views = [board.slot(index).child.read() for index in range(board.slots)]
+        with self._board() or contextlib.nullcontext() as board:
+            views = [board.slot(index).child.read() for index in range(board.slots)] if board else []
         busy = {view.pid for view in views if view.state is ChildState.BUSY}
         return [child for child in self.children() if child in busy]
 
@@ -207,9 +210,9 @@ class Fleet:
         """The ends without an order: faults of the pool."""
         return [end for end in self.ends if not end.expected]
 
-    def start(self, number: int | None = None) -> None:
-        """Start one pool, or all that are not running. Raises OSError. It is killed when the calling thread ends."""
-        for pool in self.pools if number is None else [self.pools[number]]:
+    def start(self) -> None:
+        """Start all pools that are not running. Raises OSError. They are killed when the calling thread ends."""
+        for pool in self.pools:
             if not pool.pid:
                 pool.start(self._words, self._environment, self._folder)
 
@@ -231,7 +234,7 @@ class Fleet:
         told = []
         for pool in self.pools:
             if not pool.pid and pool.start_at is not None and now >= pool.start_at:
-                self.start(pool.number)
+                pool.start(self._words, self._environment, self._folder)
                 told.append(f"{pool.name} started again, as pid {pool.pid}")
         return told
 
@@ -240,19 +243,6 @@ class Fleet:
         for pool in self.pools:
             pool.away = 0.0
             pool.start_at = None if pool.start_at is None else 0.0
-
-    def order_end(self, number: int, how: signal.Signals, away: float) -> int:
-        """Send SIGTERM or SIGKILL to a master, and return its pid; 0 = it is not there.
-
-        Another is started `away` seconds after its end.
-        """
-        pool = self.pools[number]
-        pid = pool.pid
-        if not (pid and processes.send(pid, how, pool.is_master)):
-            return 0
-        pool.awaited.add(0 if how == signal.SIGTERM else -int(how))
-        pool.away = away
-        return pid
 
     def collect(self) -> list[End]:
         """Return the ends that were not told yet. `revive` starts those pools again, when their time has come."""
@@ -288,7 +278,7 @@ class Fleet:
         """
         running = [pool for pool in self.pools if pool.pid]
         for pool in running:
-            self.order_end(pool.number, signal.SIGTERM, 0.0)
+            pool.order_end(signal.SIGTERM)
         before = len(self.ends)
         give_up = time.monotonic() + limit
         while any(pool.pid for pool in running) and time.monotonic() < give_up:
@@ -296,7 +286,7 @@ class Fleet:
             time.sleep(LOOK_PAUSE_S)
         statuses = {end.pool: end.status for end in self.ends[before:]}
         for pool in self.pools:
-            self.order_end(pool.number, signal.SIGKILL, 0.0)
+            pool.order_end(signal.SIGKILL)
             pool.start_at = None
         return {pool.name: statuses.get(pool.name) for pool in running}
 
@@ -326,7 +316,7 @@ class Fleet:
         if any(pool.is_master(pid) for pool in self.pools):
             return True
         with contextlib.suppress(OSError):
-            return processes.works_for_us(pid, self._folder) or processes.has_mark(pid, self._mark)
+            return processes.is_marked(pid, self._mark, self._folder)
         return False
 
     def descriptors(self) -> dict[str, Counter[str]]:

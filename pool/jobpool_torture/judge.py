@@ -14,7 +14,7 @@ from typing import Any
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture import oracle, tracking
 from jobpool_torture.ledger import Line
-from jobpool_torture.message_history import ACCEPTED, Delivery, histories_of
+from jobpool_torture.message_history import ACCEPTED, Delivery, by_id, histories_of
 from jobpool_torture.result import Result
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
 
@@ -39,20 +39,18 @@ HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
-    """`pool` ("" = all of them) was disturbed between two moments of CLOCK_MONOTONIC."""
+    """A disturbance of `pool` ("" = of all) between two moments of CLOCK_MONOTONIC."""
 
     pool: str
     kind: str
     begun: float
     ended: float
 
-    def covers(self, pool: str, begun: float, ended: float, after: float = TOLERATED_AFTER_S) -> bool:
+    def covers(self, pool: str, begun: float, ended: float, after: float) -> bool:
         """Return whether that pool was disturbed between these moments, or up to `after` seconds before."""
-        if self.kind in HARMLESS or self.pool not in ("", pool):
-            return False
-        return self.begun <= ended and begun <= self.ended + after
+        return self.pool in ("", pool) and self.begun <= ended and begun <= self.ended + after
 
 
 def without_unheard_failures(lines: Sequence[Line], windows: Sequence[Window]) -> list[Line]:
@@ -80,32 +78,30 @@ def excused_ids(lines: Sequence[Line], windows: Sequence[Window], can: Capabilit
     return found | half_charged(lines, windows) if can.exact_counts else found
 
 
-def copies_left(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
+def copies_left(lines: Sequence[Line], windows: Iterable[Window]) -> set[str]:
     """Return the messages of which a copy too many may be left if a broker copies (not `Capabilities.keeps_records`).
 
     These were settled by a copy, or put with an ack, while the pool had no good way to the broker. An unanswered put of
     a copy is repeated, within the call.
     """
-    history = list(lines)
     follow_ups = defaultdict(set)
-    for line in history:
+    for line in lines:
         if line.event == "follow":
             follow_ups[line.id, line.fence].add(line.tag)
     bad = [window for window in windows if window.kind.startswith(("net.", "broker."))]
     found: set[str] = set()
-    for line in history:
+    for line in lines:
         settled = line.event in ("settled", "unknown")
         if settled and any(window.covers(line.pool, line.since, line.at, SPOILT_CONNECTION_S) for window in bad):
             found |= follow_ups[line.id, line.fence] if line.verb == "ack" else {line.id}
     return found
 
 
-def enqueued_twice(lines: Iterable[Line]) -> set[str]:
+def enqueued_twice(lines: Sequence[Line]) -> set[str]:
     """Return messages whose enqueue took so long that they may be there twice, if the broker knows no ids."""
-    history = [line for line in lines if line.event in ("try", "enq")]
-    tried = {line.id: line.at for line in history if line.event == "try"}
+    tried = {line.id: line.at for line in lines if line.event == "try"}
     return {
-        line.id for line in history if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK_ENQUEUE_S
+        line.id for line in lines if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK_ENQUEUE_S
     }
 
 
@@ -115,49 +111,33 @@ def half_charged(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed. It may
     have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
     """
-    history = sorted((line for line in lines if line.event in ("try", "fetched", "settled")), key=lambda line: line.at)
     bad = [window for window in windows if window.kind.startswith(("net.", "broker.", "master.", "group."))]
     restarts = [window for window in bad if window.kind == "broker.restart"]
-    held: dict[str, _Held] = {}
+    told = by_id(line for line in lines if line.event in ("try", "fetched", "settled"))
     found: set[str] = set()
-    for line in history:
-        now = held.setdefault(line.id, _Held(line.at))
-        if line.event == "settled":
-            now.settle(line)
-        elif line.event == "fetched":
-            disturbed = bad if now.is_open or line.crashes > now.crashes else restarts if now.is_released else []
-            found |= {
-                line.id for window in disturbed if window.covers(window.pool, now.since, line.at, SPOILT_CONNECTION_S)
-            }
-            held[line.id] = _Held(line.since, line.crashes, is_open=True)
-    ends = ((ident, now.since) for ident, now in held.items() if now.is_open)
-    return found.union(
-        ident for ident, since in ends if any(since <= window.ended + SPOILT_CONNECTION_S for window in bad)
-    )
+    for ident, some in told.items():
+        history = sorted(some, key=lambda line: line.at)
+        since, crashes, is_open, is_released = history[0].at, 0, False, False  # of the last delivery
+        for line in history:
+            if line.event == "fetched":
+                disturbed = bad if is_open or line.crashes > crashes else restarts if is_released else []
+                if any(window.covers(window.pool, since, line.at, SPOILT_CONNECTION_S) for window in disturbed):
+                    found.add(ident)
+                since, crashes, is_open, is_released = line.since, line.crashes, True, False
+            elif line.event == "settled" and line.answer in ACCEPTED and is_open:
+                is_open, is_released = False, line.verb == "release"
+                crashes += line.verb == "forfeit"
+        if is_open and any(since <= window.ended + SPOILT_CONNECTION_S for window in bad):
+            found.add(ident)
+    return found
 
 
-@dataclass(slots=True)
-class _Held:
-    """The time since a message was fetched last, and the end of that delivery."""
-
-    since: float
-    crashes: int = 0
-    is_open: bool = False
-    is_released: bool = False
-
-    def settle(self, line: Line) -> None:
-        if line.answer in ACCEPTED and self.is_open:
-            self.is_open, self.is_released = False, line.verb == "release"
-            self.crashes += line.verb == "forfeit"
-
-
-def broken_keys(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
+def broken_keys(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
-    history = list(lines)
-    histories = list(histories_of(history, {ident: item for ident, item in items.items() if shared(item)}))
+    histories = histories_of(lines, {ident for ident, item in items.items() if shared(item)})
     runs = [(shared(items[one.id]), one.id, delivery) for one in histories for delivery in one.deliveries]
     keyed = [run for run in runs if key_of(items[run[1]])]
-    second = _second_of_unique(history, items)
+    second = _second_of_unique(lines, items)
     return _skipped_for_nothing(keyed) | _beside_another(runs) | _begun_after_done(keyed) | second
 
 
@@ -235,30 +215,28 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
     The longest, where it hung more than once. The verdict is there when it is first asked for: the answers of the
     broker are not the timeout's business.
     """
-    hangs = {ident for ident, item in items.items() if item.kind == "hang"}
-    started = {(line.id, line.fence): line.at for line in lines if line.event == "start" and line.id in hangs}
-    first: dict[tuple[str, int], Line] = {}
-    for line in lines:
-        if line.event == "asked" and (line.id, line.fence) in started:
-            first.setdefault((line.id, line.fence), line)
     found: dict[str, float] = {}
-    for delivery, line in first.items():
-        begun = started[delivery]
-        is_verdict = line.verb in ("nack", "abandon")
-        if is_verdict and not any(window.covers(line.pool, begun, line.at) for window in windows):
-            found[line.id] = max(found.get(line.id, 0.0), line.at - begun - HANG_TIMEOUT_S)
+    bad = [window for window in windows if window.kind not in HARMLESS]
+    for history in histories_of(lines, {ident for ident, item in items.items() if item.kind == "hang"}):
+        for delivery in history.deliveries:
+            starts, asked = delivery.wrote("start"), [call for call in delivery.calls if call.event == "asked"]
+            if not (starts and asked and asked[0].verb in ("nack", "abandon")):
+                continue
+            begun, ended = starts[-1].at, asked[0].at
+            if not any(window.covers(asked[0].pool, begun, ended, TOLERATED_AFTER_S) for window in bad):
+                found[history.id] = max(found.get(history.id, 0.0), ended - begun - HANG_TIMEOUT_S)
     return found
 
 
-def over_crash_budget(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: int) -> dict[str, str]:
+def over_crash_budget(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often."""
-    poison = {ident: item for ident, item in items.items() if item.kind == "poison"}
+    poison = {ident for ident, item in items.items() if item.kind == "poison"}
     # A run that a stop ended, and whose message was given back, or may have been, is not charged.
     runs = {
         history.id: sum(bool(one.wrote("start")) and not one.known.may_be("release") for one in history.deliveries)
         for history in histories_of(lines, poison)
     }
-    return {ident: f"it ran {number} times" for ident, number in runs.items() if number > max_crashes + 1}
+    return {ident: f"it ran {number} times" for ident, number in runs.items() if number > MAX_CRASHES + 1}
 
 
 def acked_without_run(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
@@ -282,23 +260,21 @@ def answered_as_another(lines: Iterable[Line], items: Mapping[str, Item]) -> dic
     }
 
 
-def wrong_dead_letters(
-    kept: Iterable[Message], items: Mapping[str, Item], max_crashes: int, *, exact: bool = True
-) -> dict[str, str]:
+def wrong_dead_letters(kept: Iterable[Message], items: Mapping[str, Item], *, exact: bool = True) -> dict[str, str]:
     """Return dead letters of jobs that should not have died, or not of that, or not yet → why.
 
-    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than `max_crashes`. If
-    not `exact`, a broker may give a message up by a count of its own.
+    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than
+    `MAX_CRASHES`. If not `exact`, a broker may give a message up by a count of its own.
     """
     dead = (message for message in kept if message.state is State.DEAD)
-    whys = {message.id: _wrong_dead_letter(message, items.get(message.id), max_crashes, exact) for message in dead}
+    whys = {message.id: _wrong_dead_letter(message, items.get(message.id), exact) for message in dead}
     return {ident: why for ident, why in whys.items() if why}
 
 
-def _wrong_dead_letter(message: Message, item: Item | None, max_crashes: int, exact: bool) -> str:
+def _wrong_dead_letter(message: Message, item: Item | None, exact: bool) -> str:
     reason = message.reason or "for no reason"
     if reason == CRASH_LIMIT:
-        too_early = exact and message.crashes <= max_crashes
+        too_early = exact and message.crashes <= MAX_CRASHES
         return f"it is dead ({reason}) after {message.crashes} crashes" if too_early else ""
     kind = item.kind if item else "follow-up"
     if item is None or DIES_OF.get(kind) != reason:
@@ -334,10 +310,7 @@ def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[W
         if line.verb == "nack" or (line.verb == "abandon" and delivery in begun):
             found[line.id] = f"delivery {line.fence} failed, and its handler had not"
         elif line.verb == "forfeit" and not any(
-            window.pool in ("", line.pool)
-            and window.begun <= line.at
-            and begun.get(delivery, line.at) <= window.ended + DEATH_SEEN_S
-            for window in killing
+            window.covers(line.pool, begun.get(delivery, line.at), line.at, DEATH_SEEN_S) for window in killing
         ):
             found[line.id] = f"delivery {line.fence} died, and nothing had killed it"
     return found
@@ -369,10 +342,10 @@ def fill_in(
     found = [
         ("LOST", acked_without_run(lines, items)),
         ("LOST", answered_as_another(lines, items)),
-        ("LOST", wrong_dead_letters(ours, items, MAX_CRASHES, exact=can.exact_counts)),
+        ("LOST", wrong_dead_letters(ours, items, exact=can.exact_counts)),
         ("BLAMED", blamed(lines, items, windows)),
         ("KEY", broken_keys(lines, items)),
-        ("POISON", over_crash_budget(lines, items, MAX_CRASHES) if counted else {}),
+        ("POISON", over_crash_budget(lines, items) if counted else {}),
         ("RESULT", tracking.results(lines, items, results)),
         ("CANCEL", tracking.cancels(lines, items, kept)),
         ("BATCH", tracking.batches(lines, items, kept)),

@@ -36,7 +36,7 @@ class LogPipe:
         self._reads = threading.Event()
         self._reads.set()
         self._is_over = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._copy, name="torture-log", daemon=True)
         self._thread.start()
 
@@ -58,11 +58,7 @@ class LogPipe:
 
     def drain(self) -> None:
         """Copy what is in the pipe now, held or not. Does not wait for more."""
-        with self._lock:
-            self._drain()
-
-    def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with self._lock, contextlib.suppress(BlockingIOError):
             while data := os.read(self._reader, PIPE_BYTES):
                 os.write(self._file, data.replace(FILLING, b""))
 
@@ -81,7 +77,7 @@ class LogPipe:
             select.select([self._reader], [], [], PIPE_LOOK_S)
             with self._lock:
                 if self._reads.is_set():
-                    self._drain()
+                    self.drain()
 
     def _resize(self, size: int) -> None:
         """Resize the pipe. The kernel may refuse: it holds more than that, or the user has too many pages in pipes."""

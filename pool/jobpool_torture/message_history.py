@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from jobpool.broker.values import Capabilities, Message, State
+from jobpool.broker.values import Message, State
 from jobpool.message.settlement import Settled
 from jobpool_torture.ledger import Line
 
@@ -23,9 +23,6 @@ CALL_REMEMBERED_S = 50.0  # time for which a broker surely knows a call again; l
 
 Told = TypeVar("Told", Line, Message)
 Step = tuple[int, int]  # attempts and crashes that a delivery adds
-
-DOUBTFUL = Capabilities(keeps_records=False)
-"""An unanswered call may have been carried out, even if the answers to later ones deny it."""
 
 CRASHED: Step = (0, 1)
 STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED}
@@ -94,18 +91,19 @@ class Delivery:
     known: Known = Known()
 
     def refused(self) -> list[Line]:
-        """Return the calls that were answered with a refusal."""
         return [line for line in self.calls if line.event == "settled" and line.answer not in ACCEPTED]
 
     def wrote(self, event: str) -> list[Line]:
-        """Return the handler's lines of that event."""
         return [line for line in self.run if line.event == event]
 
 
 class History:
-    """The lines of one message, in the ledger's order."""
+    """The lines of one message, in the ledger's order.
 
-    def __init__(self, ident: str, lines: Iterable[Line], can: Capabilities) -> None:
+    Unless settlements are `idempotent`, an unanswered call may have been carried out, even if later answers deny it.
+    """
+
+    def __init__(self, ident: str, lines: Iterable[Line] = (), *, idempotent: bool = False) -> None:
         self.id = ident
         self.reaped: list[Line] = []
         self.run: list[Line] = []
@@ -114,7 +112,7 @@ class History:
             self._add(line)
         self.deliveries = [self._deliveries[fence] for fence in sorted(self._deliveries)]
         for delivery in self.deliveries:
-            delivery.known = known_of(delivery.calls, idempotent=can.keeps_records)
+            delivery.known = known_of(delivery.calls, idempotent=idempotent)
 
     def _add(self, line: Line) -> None:
         if line.event == "reaped":
@@ -131,19 +129,12 @@ class History:
         return self._deliveries.setdefault(fence, Delivery(fence))
 
     def at(self, fence: int) -> Delivery | None:
-        """Return the delivery of that number, if anybody has seen it."""
         return self._deliveries.get(fence)
 
     def after(self, fence: int) -> Iterator[Delivery]:
-        """Return the deliveries with a higher number."""
         return (delivery for delivery in self.deliveries if delivery.fence > fence)
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self._deliveries or self.reaped)
-
     def wrote(self, event: str) -> list[Line]:
-        """Return the handlers' lines of that event, of all deliveries."""
         return [line for line in self.run if line.event == event]
 
     def copies(self) -> int:
@@ -155,7 +146,7 @@ class History:
 def histories_of(lines: Iterable[Line], idents: Container[str]) -> Iterator[History]:
     """Yield the history of each of these jobs of which there is a line."""
     told = by_id(line for line in lines if line.id in idents)
-    return (History(ident, some, DOUBTFUL) for ident, some in told.items())
+    return (History(ident, some) for ident, some in told.items())
 
 
 def by_id(things: Iterable[Told]) -> dict[str, list[Told]]:

@@ -8,6 +8,7 @@ in `fleet.unexpected`.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,17 +19,15 @@ from jobpool_torture import ledger, processes, spoiling
 from jobpool_torture.broker_faults import Access, AccessFailed, BrokerRestart
 from jobpool_torture.clocks import PoolClock
 from jobpool_torture.fleet import Fleet, Pool
+from jobpool_torture.judge import Window
 from jobpool_torture.network import NetworkFailed, Proxy, put_in_force
 from jobpool_torture.processes import Stops
 from jobpool_torture.schedule import KINDS, Fault
 from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
 
-MAX_STOP_PASSES = 5
-"""Looks at a pool that is to be stopped whole: each finds the processes forked since the one before."""
-
+MAX_STOP_PASSES = 5  # looks at a pool that is to be stopped whole: each finds the processes forked since the one before
 HEAL_PAUSE_S = 0.02
-HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0
-"""A fork server that was stopped last is judged as all are."""
+HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0  # a fork server that was stopped last is judged as all are
 
 
 class Missed(Exception):
@@ -69,7 +68,6 @@ class Nemesis:
         """
         self._fleet = fleet
         self._networks = [] if isinstance(networks, str) else networks
-        self._bad_at = [0.0] * len(self._networks)  # when a fault on each began or ended last
         self._clocks = [] if isinstance(clocks, str) else clocks
         self._access = None if isinstance(access, str) else access
         means = {"net": networks, "clock": clocks, "access": access}
@@ -80,13 +78,10 @@ class Nemesis:
         self._record = record
         self._restart = BrokerRestart(restart_broker, record.with_suffix(".broker.log"))
         self._stops = Stops()
-        self._stalls = PoolStalls(self._stops, self._holds_up)
-        self._pending: dict[int, tuple[float, Fault]] = {}
+        self.windows: list[Window] = []  # when which pool was disturbed; a fault in force has no end yet
+        self._stalls = PoolStalls(self._stops, self._holds_up, self.windows)
+        self._pending: dict[int, tuple[float, Fault, Window]] = {}  # by number: when it is over
         self.problems: list[str] = []  # failures of the nemesis' own means: a command that failed, a proxy that died
-        self.restarts: Sequence[tuple[float, float]] = self._restart.moments
-        """When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC)."""
-        self.freezes: Sequence[tuple[str, float, float]] = self._stalls.moments
-        """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still for good."""
         self.stalled: Sequence[str] = self._stalls.found
         """Pools held up by things that must not hold up a pool: a sentence for each time."""
         fleet.excuse = self._excuse
@@ -102,6 +97,7 @@ class Nemesis:
         Raises OSError: no process can be started any more.
         """
         pool = self._fleet.pools[fault.pool]
+        begun = time.monotonic()
         try:
             if not (pool.pid or fault.kind.startswith(_BESIDE_POOLS)):
                 raise Missed(f"{pool.name} is not running")
@@ -110,8 +106,12 @@ class Nemesis:
             if isinstance(error, NetworkFailed):
                 self.problems.append(f"{pool.name}: {error}")
             return Blow(self._note("missed", fault, f"missed: {error}"), missed=True)
+        over = time.monotonic() + fault.seconds
+        window = Window("" if fault.kind.startswith(_ON_THE_BROKER) else pool.name, fault.kind, begun, over)
+        self.windows.append(window)
         if not fault.kind.endswith(_OVER_AT_ONCE):
-            self._pending[fault.number] = (time.monotonic() + fault.seconds, fault)
+            window.ended = math.inf
+            self._pending[fault.number] = (over, fault, window)
         return Blow(self._note("struck", fault, blow.said, blow.pids), blow.pids)
 
     # children and fork servers
@@ -187,7 +187,7 @@ class Nemesis:
             raise Missed(f"{pool.name} is not up yet")
 
     def _order_end(self, pool: Pool, how: signal.Signals, away: float) -> int:
-        pid = self._fleet.order_end(pool.number, how, away)
+        pid = pool.order_end(how, away)
         if not pid:
             raise Missed(f"{pool.name} has ended just now")
         return pid
@@ -206,7 +206,6 @@ class Nemesis:
 
     def _trouble(self, fault: Fault, _: Pool) -> Blow:
         told = put_in_force(self._networks[fault.pool], fault)
-        self._bad_at[fault.pool] = time.monotonic()
         return Blow(f"{told}{f', for {fault.seconds:g} s' if fault.seconds else ''}")
 
     def _jump(self, fault: Fault, _: Pool) -> Blow:
@@ -236,7 +235,7 @@ class Nemesis:
         Call it every some 0.1 s. Blocks for milliseconds. Raises OSError: no process can be started any more.
         """
         moment = time.monotonic() if now is None else now
-        over = [fault for due, fault in self._pending.values() if due <= moment]
+        over = [fault for due, fault, _ in self._pending.values() if due <= moment]
         told = [self._undo(fault) for fault in over]
         told += self._look_at_broker()
         told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools)]
@@ -250,7 +249,7 @@ class Nemesis:
         thing that was undone, and for each pool that is not up after the limit.
         """
         give_up = time.monotonic() + limit
-        told = [self._undo(fault) for _, fault in list(self._pending.values())]
+        told = [self._undo(fault) for _, fault, _ in list(self._pending.values())]
         self._fleet.hurry()
         while self._is_ailing() and time.monotonic() < give_up:
             told += self.due()
@@ -268,7 +267,7 @@ class Nemesis:
         return self._restart.is_under_way or some_down or self._stalls.are_frozen or not is_whole
 
     def _in_force(self, kind: str, pool: int) -> list[Fault]:
-        return [fault for _, fault in self._pending.values() if fault.kind.startswith(kind) and fault.pool == pool]
+        return [fault for _, fault, _ in self._pending.values() if fault.kind.startswith(kind) and fault.pool == pool]
 
     def _holds_up(self, pool: Pool) -> bool:
         """Return whether a pool cannot see to anything now, for faults that are in force."""
@@ -276,17 +275,17 @@ class Nemesis:
         return bool(held) or not pool.pid or not pool.was_ready
 
     def _undo(self, fault: Fault) -> str:
-        self._pending.pop(fault.number, None)
+        *_, window = self._pending.pop(fault.number)
         try:
             said = self._undone(fault)
         except NetworkFailed as error:
             self.problems.append(f"{self._fleet.pools[fault.pool].name}: {error}")
             said = str(error)
+        window.ended = time.monotonic()
         return self._note("over", fault, f"over: {said}")
 
     def _undone(self, fault: Fault) -> str:
         if fault.kind.startswith("net."):
-            self._bad_at[fault.pool] = time.monotonic()
             self._networks[fault.pool].restore()
             for other in self._in_force("net.", fault.pool):
                 put_in_force(self._networks[fault.pool], other)
@@ -302,7 +301,7 @@ class Nemesis:
                 pool.log.go_on()
             return "the log is read"
         if fault.kind == "child.spoil":
-            is_left = spoiling.withdraw(self._orders, self._fleet.pools[fault.pool].name)
+            is_left = spoiling.take(self._orders, self._fleet.pools[fault.pool].name)
             return "no job has taken the order" if is_left else "a job has taken the order"
         if fault.kind == "access.deny" and self._access:
             return self._access.end(fault.number)
@@ -315,6 +314,8 @@ class Nemesis:
         status = self._restart.look()
         if status is None:
             return []
+        restart = next(window for window in reversed(self.windows) if window.kind == "broker.restart")
+        restart.ended = time.monotonic()
         if self._access:
             self._access.forget()
         if status:
@@ -332,28 +333,25 @@ class Nemesis:
     def _excuse(self, pool: Pool) -> str:
         """Return why a pool that has fetched nothing yet may have ended. A refusal ends one until its first answer."""
         # A broker that was started again refuses the run's own user until `Access.mend` has made it anew.
-        if (self._access or not pool.was_ready) and self._restart.was_since(pool.begun):
+        kinds = [one.kind for one in self.windows if one.covers(pool.name, pool.begun, time.monotonic(), 0.0)]
+        if (self._access or not pool.was_ready) and (self._restart.is_under_way or "broker.restart" in kinds):
             return "the broker was being restarted"
-        is_bad = self._in_force("net.", pool.number)
-        if not pool.was_ready and self._networks and (is_bad or self._bad_at[pool.number] >= pool.begun):
+        if not pool.was_ready and self._networks and any(kind.startswith("net.") for kind in kinds):
             return "its network was bad"
         if self._access and self._access.was_denied_since(pool.begun):
             return "its user was locked out"
         return ""
 
     def _note(self, event: str, fault: Fault, said: str, pids: Sequence[int] = ()) -> str:
-        self._write(event, said, pids, number=fault.number, kind=fault.kind, pool=fault.pool)
+        self._say(event, said, *pids, number=fault.number, kind=fault.kind, pool=fault.pool)
         return f"{self._fleet.pools[fault.pool].name}: {fault.kind}: {said}"
 
-    def _say(self, event: str, said: str, *pids: int, **about: bool) -> str:
-        self._write(event, said, pids, **about)
-        return said
-
-    def _write(self, event: str, said: str, pids: Sequence[int], **about: str | int) -> None:
+    def _say(self, event: str, said: str, *pids: int, **about: str | int) -> str:
         """Write one line in one write, so that an interrupt leaves no half of it."""
         when = {"event": event, "at": time.monotonic(), "wall": time.time()}
-        line = json.dumps({**when, "said": said, "pids": list(pids), **about}) + "\n"
+        line = json.dumps({**when, "said": said, "pids": pids, **about}) + "\n"
         ledger.write(self._record, line.encode())
+        return said
 
 
 MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Blow]] = {
@@ -376,9 +374,8 @@ MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Blow]] = {
 }
 """How each kind is struck."""
 
-_BESIDE_POOLS = ("net.", "clock.", "broker.", "access.")
-"""Kinds that strike even if the pool does not run."""
-
+_BESIDE_POOLS = ("net.", "clock.", "broker.", "access.")  # kinds that strike even if the pool does not run
+_ON_THE_BROKER = ("broker.", "access.")  # kinds that strike all pools
 _OVER_AT_ONCE = (".kill", ".freeze", ".term", ".hup", ".cut", ".restart")
 """Kinds whose `seconds` are not theirs to undo: the pool, or the fleet, starts another."""
 

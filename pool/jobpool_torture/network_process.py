@@ -18,6 +18,7 @@ import select
 import socket
 import struct
 import sys
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,9 +26,7 @@ from typing import Any
 CHUNK_BYTES = 256 * 1024
 BACKLOG = 128
 FULL_PAUSE_S = 0.001  # between two attempts to write to a side that takes nothing
-DRAIN_SILENCE_S = 0.2
-"""Seconds of silence after which the rest of a dropped reply has surely come."""
-
+DRAIN_SILENCE_S = 0.2  # seconds of silence after which the rest of a dropped reply has surely come
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -97,19 +96,18 @@ class Carrier:
         self.port: int = self._place.getsockname()[1]
         self._listener: socket.socket | None = None
         self._fillers: list[socket.socket] = []
-        self._strangers: set[Any] = set()
         self._passes = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._losing: set[str] = set()
         self._delay = 0.0
         self._links: dict[asyncio.Task[None], Link] = {}
         self._let_through()
 
-    def _accept(self) -> None:
+    def _accept(self, strangers: Container[Any] = ()) -> None:
         assert self._listener is not None
         with suppress(BlockingIOError):
             while True:
                 client, address = self._listener.accept()
-                if address in self._strangers:
+                if address in strangers:
                     client.close()
                 else:
                     self._join(client)
@@ -211,7 +209,7 @@ class Carrier:
             raise ConnectionAbortedError
 
     def _listen(self) -> None:
-        self._strangers = {filler.getsockname() for filler in self._fillers}
+        strangers = {filler.getsockname() for filler in self._fillers}
         for filler in self._fillers:
             filler.close()
         self._fillers.clear()
@@ -219,8 +217,7 @@ class Carrier:
             self._listener = _bound(self.port)
         self._listener.listen(BACKLOG)
         self._loop.add_reader(self._listener, self._accept)
-        self._accept()
-        self._strangers.clear()
+        self._accept(strangers)
 
     def _ignore_new(self) -> None:
         """Fill the queue of the listening socket."""

@@ -63,7 +63,6 @@ class Options:
             )
 
     def on_its_queue(self) -> Options:
-        """Return the same, its queue named."""
         return self if self.queue else replace(self, queue=f"torture-{secrets.token_hex(4)}")
 
     def timed(self, url: str) -> str:

@@ -6,7 +6,7 @@ witness, and by the handlers' lines. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
@@ -74,7 +74,7 @@ def _deaths(history: History) -> int:
 
 def ghost(case: Case) -> Iterator[str]:
     """Report a message that nobody has enqueued."""
-    if not case.tried and not (case.history.is_empty and not case.kept):
+    if not case.tried and (case.history.deliveries or case.history.reaped or case.kept):
         yield "nobody has enqueued it"
 
 
@@ -227,13 +227,12 @@ class Account:
     """Ids not judged by their counters and numbers, because a broker that copies may have left two of them."""
 
     def __getitem__(self, count: str) -> set[str]:
-        """Return the ids of a count."""
         return set(self.found[count])
 
-    def judge(self, case: Case, rules: Mapping[str, Rule]) -> None:
-        """Count a message in, by these rules."""
+    def judge(self, case: Case) -> None:
+        """Count a message in."""
         ident = case.history.id
-        for name, rule in rules.items():
+        for name, rule in RULES.items():
             if reason := next(rule(case), ""):
                 self.found[name][ident] = reason
         if case.copies:
@@ -251,14 +250,15 @@ def count(
     events = {ident: {line.event for line in some} for ident, some in told.items()}
     promised = {*enqueued, *(ident for ident, some in events.items() if "enq" in some)}
     tried = promised | {ident for ident, some in events.items() if "try" in some}
-    histories = {ident: History(ident, told.get(ident, ()), can) for ident in {*told, *found, *enqueued}}
+    known = can.keeps_records
+    histories = {ident: History(ident, told.get(ident, ()), idempotent=known) for ident in {*told, *found, *enqueued}}
     for history in histories.values():
         _add_follow_ups(history, can, promised, tried)
-    histories |= {ident: History(ident, (), can) for ident in promised - histories.keys()}  # follow-ups nobody has seen
+    histories |= {ident: History(ident) for ident in promised - histories.keys()}  # follow-ups nobody has seen
     account = Account()
     for ident, history in histories.items():
         kept_of = tuple(found.get(ident, ()))
-        account.judge(Case(history, kept_of, ident in promised, ident in tried, can), RULES)
+        account.judge(Case(history, kept_of, ident in promised, ident in tried, can))
     return account
 
 

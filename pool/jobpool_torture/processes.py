@@ -70,7 +70,6 @@ def fork_servers_of(master: int) -> list[int]:
 
 
 def pool_children_of(master: int) -> list[int]:
-    """Return the children of all fork servers of a pool; [] if it is not there."""
     return [child for server in fork_servers_of(master) for child in children_of(server)]
 
 
@@ -96,21 +95,21 @@ def works_for_us(pid: int, directory: Path) -> bool:
     return is_ours and Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)
 
 
-def has_mark(pid: int, mark: str) -> bool:
-    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `works_for_us`."""
-    return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+def is_marked(pid: int, mark: str, directory: Path | None = None) -> bool:
+    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `works_for_us`.
+
+    A program with a clean environment is told by its working `directory`.
+    """
+    has_mark = mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    return has_mark or bool(directory and works_for_us(pid, directory))
 
 
 def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
-    """Return pid → command of all living processes but the caller that were started with `mark` (NAME=value).
-
-    Their session and parent do not matter. A program with a clean environment is found by its working `directory` (see
-    `works_for_us`).
-    """
+    """Return pid → command of all living processes but the caller that `is_marked`, of any session and parent."""
     found = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):
-            if is_alive(pid) and (has_mark(pid, mark) or (directory and works_for_us(pid, directory))):
+            if is_alive(pid) and is_marked(pid, mark, directory):
                 found[pid] = command(pid)
     found.pop(os.getpid(), None)
     return found
@@ -172,17 +171,15 @@ class Stops:
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
         """Send SIGSTOP to the processes that have a title and are still meant (see `send`); return their pids."""
-        return [pid for pid in pids if self._stop(fault, pid, is_it)]
-
-    def _stop(self, fault: int, pid: int, is_it: Callable[[int], bool]) -> bool:
-        with _opened(pid, is_it) as pidfd:
-            key = (pid, started_at(pid))
-            if pidfd is None or STARTING in command(pid) or not _send(pidfd, signal.SIGSTOP):
-                return False
-            held = self._held.setdefault(fault, {})
-            if key not in held:
-                held[key] = os.dup(pidfd)
-            return True
+        stopped, held = [], self._held.setdefault(fault, {})
+        for pid in pids:
+            with _opened(pid, is_it) as pidfd:
+                key = (pid, started_at(pid))
+                if pidfd is not None and STARTING not in command(pid) and _send(pidfd, signal.SIGSTOP):
+                    stopped.append(pid)
+                    if key not in held:
+                        held[key] = os.dup(pidfd)
+        return stopped
 
     def go(self, fault: int) -> list[int]:
         """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
@@ -195,7 +192,6 @@ class Stops:
         return gone_on
 
     def go_all(self) -> None:
-        """Send SIGCONT to everything."""
         for fault in list(self._held):
             self.go(fault)
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
 from jobpool.broker.backend import QueueBackend
@@ -19,7 +19,6 @@ from jobpool_torture.environment import Environment
 from jobpool_torture.judge import Window
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.nemesis import Nemesis
-from jobpool_torture.options import Options
 from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
@@ -38,13 +37,10 @@ INTERRUPTED_LIMIT_S = 15.0  # time for a drain that a person waits for
 CALM_LOOKS = 3  # looks in a row that must find nothing to do: a follow-up may be on its way
 POOLS_LOOK_S = 0.25
 ORPHANS_LIMIT_S = 1.0
-ANSWER_LIMIT_S = 30.0
-"""Seconds in which a broker may come back that is asked for what it has."""
-
+ANSWER_LIMIT_S = 30.0  # seconds in which a broker may come back that is asked for what it has
 EMPTY_LIMIT_S = 10.0  # seconds, beyond a lease, for the leases of pools that were killed to end
-OF_ALL = ("broker.restart", "access.deny")  # faults that hold up every pool
-OF_ALL_IN_ONE_FILE = (*OF_ALL, "master.stop", "group.stop")
-"""The same on SQLite: a pool that is stopped in the middle of a write keeps the lock that all others wait for."""
+LOCKING = ("master.stop", "group.stop")
+"""Faults that hold up every pool on SQLite: one stopped in the middle of a write keeps the lock."""
 
 Answered = TypeVar("Answered")
 LOG_LINE_CHARS = 500
@@ -54,25 +50,22 @@ SHOWN_SENTENCES = 5  # of the nemesis: the last ones
 
 
 class Run:
-    """One run, of a named queue in an empty folder. `interrupt` may be called at any time, by a signal handler too."""
+    """One run in an environment. `interrupt` may be called at any time, by a signal handler too."""
 
     def __init__(
         self,
-        options: Options,
-        folder: Path,
         environment: Environment,
         faults: Sequence[Fault],
         tell: Callable[[Phases], None],
         broker: Sequence[str] = (),
     ) -> None:
         self.result = Result(planned=len(faults))
-        self.options = options
-        self._folder = folder
+        self.options = environment.options
+        self._folder = environment.folder
         self._environment = environment
         self._fleet = environment.fleet
         self.faults = faults
         self.broker = broker  # its own facts: its version, if it tells, and settings that can lose jobs
-        self._windows: list[Window] = []
         self._interrupted_at = 0.0
         self._ledger = Ledger(environment.ledger)
         self._phases = Phases(environment.nemesis, self._ledger, self.result, tell)
@@ -92,11 +85,9 @@ class Run:
             timeout = 10.0 if scheme_of(self.options.backend) in PLACES else None  # past all networks
             backend = open_backend(self.options.backend, signer=self._environment.signer, timeout=timeout)
             stack.callback(backend.close)
-            producer = Producer(
-                self._environment.connect, self.options.queue, self._environment.mark[:8], self._environment.ledger
-            )
+            own = self._environment
+            producer = Producer(own.connect, self.options.queue, own.prefix, own.ledger)
             stack.callback(producer.close)
-            stack.callback(producer.abort)
             self._start()
             before = self._warm_up(backend, producer)
             self._strike(producer)
@@ -150,7 +141,6 @@ class Run:
                     self._hit(waiting.pop(0))
 
     def _hit(self, fault: Fault) -> None:
-        begun = time.monotonic()
         if fault.kind in self.result.left_out:
             self.result.missed += 1
             return
@@ -158,19 +148,14 @@ class Run:
         self._phases.note([blow.said])
         if blow.missed:
             self.result.missed += 1
-            return
-        self.result.struck[fault.kind] += 1
-        of_all = OF_ALL_IN_ONE_FILE if scheme_of(self.options.backend) == "sqlite" else OF_ALL
-        pool = "" if fault.kind in of_all else self._fleet.pools[fault.pool].name
-        self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
+        else:
+            self.result.struck[fault.kind] += 1
 
     def _heal(self, producer: Producer) -> None:
         with self._phases.enter("heal", 2 * START_LIMIT_S):
             self._environment.disturb_producer(share=0.0)
             self._phases.note(self._environment.nemesis.heal())
-            begun = time.monotonic()
             self._environment.hang_up()
-            self._windows.append(Window("", "net.cut", begun, time.monotonic()))
             self._phases.wait(lambda: not self._fleet.wait_ready(0.0), START_LIMIT_S)
             missing = self._fleet.wait_ready(0.0)
             self.result.add("DIED", [f"{name} did not come up again: {self._log_end(name)}" for name in missing])
@@ -192,18 +177,15 @@ class Run:
         if before is None or self.result.interrupted:
             return
 
-        def more() -> list[str]:
-            return grown(self.result.descriptors, self._environment.connections)
-
         def is_as_before() -> bool:
             if self._incomplete():
                 return False
             self.result.descriptors = difference(before, self._fleet.descriptors())
-            return not more()
+            return not grown(self.result.descriptors, self._environment.connections)
 
         with self._phases.enter("idle", REST_LIMIT_S):
-            if self._phases.wait(is_as_before, REST_LIMIT_S) or not self._note_incomplete():
-                self.result.add("FD", more())
+            if not self._phases.wait(is_as_before, REST_LIMIT_S) and not self._note_incomplete():
+                self.result.add("FD", grown(self.result.descriptors, self._environment.connections))
 
     def _descriptors_at_rest(self) -> Open | None:
         """Count the descriptors of each master, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""
@@ -251,11 +233,9 @@ class Run:
             self._empty(backend, leftovers.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
-        """Return when faults struck which pools; the nemesis knows how long those took that end by themselves."""
-        nemesis = self._environment.nemesis
-        restarts = [Window("", "broker.restart", *when) for when in nemesis.restarts]
-        freezes = [Window(pool, "forkserver.freeze", begun, ended) for pool, begun, ended in nemesis.freezes]
-        return [*self._windows, *restarts, *freezes]
+        """Return when faults held up which pools."""
+        found, is_one_file = self._environment.nemesis.windows, scheme_of(self.options.backend) == "sqlite"
+        return [replace(one, pool="") if is_one_file and one.kind in LOCKING else one for one in found]
 
     def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
         """Empty the queue. The counts are reported even if the broker ends now."""
@@ -349,11 +329,11 @@ class Phases:
             self._say()
         time.sleep(TURN_S)
 
-    def wait(self, is_so: Callable[[], bool], limit: float | None = None) -> bool:
+    def wait(self, is_so: Callable[[], bool], limit: float) -> bool:
         """Turn until it is so; False: it was not within `limit` seconds."""
-        give_up = None if limit is None else time.monotonic() + limit
+        give_up = time.monotonic() + limit
         while not is_so():
-            if give_up is not None and time.monotonic() > give_up:
+            if time.monotonic() > give_up:
                 return False
             self.turn()
         return True

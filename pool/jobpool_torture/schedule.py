@@ -89,11 +89,6 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Seconds = 0.0  # for how long, or how long the ended pool stays away; 0 = it is over at once
     amount: Number = 0.0
 
-    @property
-    def ends(self) -> float:
-        """Seconds since the faults began."""
-        return self.at + self.seconds
-
 
 def plan(seed: int, *, seconds: float, pools: int, kinds: Sequence[str], ttl: float, rate: float) -> list[Fault]:
     """Return the faults of a run, by time.

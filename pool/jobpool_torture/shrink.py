@@ -79,33 +79,28 @@ def find_shorter(
 
     def fails(part: list[Fault]) -> bool:
         number, shorter = next(numbers), replace(options, seconds=_seconds(part))
-        if not _fails(shorter, folder / f"shrink{number:02d}", part, go, lambda text: tell(f"run {number}: {text}")):
+        own, begun = folder / f"shrink{number:02d}", time.monotonic()
+        own.mkdir(mode=0o700)
+        tell(f"run {number}: {len(part)} faults in {shorter.seconds:.0f} s")
+        try:
+            result = go(shorter, own, part)
+        except JobpoolError as error:
+            tell(f"run {number}: did not come to its end: {error}")
             return False
-        path.write_text(schedule.dump(part, about(shorter)))
-        return True
+        found = ", ".join(f"{len(ids)} {count}" for count, ids in result.counts.items()) or result.doubt or "clean"
+        tell(f"run {number}: {found}, in {time.monotonic() - begun:.0f} s")
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if result.counts:
+            path.write_text(schedule.dump(part, about(shorter)))
+        return bool(result.counts)
 
     longest = MAX_RUNS * _seconds(faults) / 60
-    tell(f"looking for a shorter schedule: at most {MAX_RUNS} runs, of {longest:.0f} minutes of faults in all")
     with suppress(KeyboardInterrupt):
+        tell(f"looking for a shorter schedule: at most {MAX_RUNS} runs, of {longest:.0f} minutes of faults in all")
         shrink(list(faults), fails, most=MAX_RUNS)
     return path if path.exists() else None
 
 
-def _fails(options: Options, folder: Path, part: list[Fault], go: Go, tell: Callable[[str], None]) -> bool:
-    folder.mkdir(mode=0o700)
-    begun = time.monotonic()
-    tell(f"{len(part)} faults in {options.seconds:.0f} s")
-    try:
-        result = go(options, folder, part)
-    except JobpoolError as error:
-        tell(f"did not come to its end: {error}")
-        return False
-    found = ", ".join(f"{len(ids)} {count}" for count, ids in result.counts.items()) or result.doubt or "clean"
-    tell(f"{found}, in {time.monotonic() - begun:.0f} s")
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return bool(result.counts)
-
-
 def _seconds(faults: Sequence[Fault]) -> float:
-    return max((fault.ends for fault in faults), default=0.0) + TAIL_S
+    return max((fault.at + fault.seconds for fault in faults), default=0.0) + TAIL_S

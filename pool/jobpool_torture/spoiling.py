@@ -58,14 +58,6 @@ def order(folder: Path, pool: str, way: str) -> None:
     fresh.rename(folder / pool)
 
 
-def withdraw(folder: Path, pool: str) -> bool:
-    """Take an order back; False: a job has taken it."""
-    with contextlib.suppress(FileNotFoundError):
-        (folder / pool).unlink()
-        return True
-    return False
-
-
 def take(folder: Path, pool: str) -> str:
     """Return the order of that pool, and remove it; "" = there is none."""
     with contextlib.suppress(OSError):

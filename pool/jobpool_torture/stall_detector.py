@@ -13,6 +13,7 @@ from jobpool.broker.values import QueueStats
 from jobpool.telemetry.metrics.pages import LOOP_LIMIT
 from jobpool_torture import processes
 from jobpool_torture.fleet import Pool
+from jobpool_torture.judge import Window
 from jobpool_torture.processes import Stops
 
 FROZEN_LIMIT_S = 60.0
@@ -58,34 +59,31 @@ class DrainStall:
 
 @dataclass(slots=True)
 class Frozen:
-    """A fork server that stands still. `since`: from when on its pool could have seen to it (CLOCK_MONOTONIC)."""
+    """A fork server that stands still."""
 
     fault: int
     pool: Pool
     master: int
     pid: int
-    begun: float
-    since: float
+    begun: float  # CLOCK_MONOTONIC
 
 
 class PoolStalls:
     """The watch over pools that are held up by things that must not hold them. For one thread.
 
-    `is_held` tells if another fault holds that pool up.
+    `is_held` tells if another fault holds that pool up. `windows`: takes each time that a fork server stood still.
     """
 
-    def __init__(self, stops: Stops, is_held: Callable[[Pool], bool]) -> None:
+    def __init__(self, stops: Stops, is_held: Callable[[Pool], bool], windows: list[Window]) -> None:
         self._stops = stops
         self._is_held = is_held
+        self._windows = windows
         self._frozen: list[Frozen] = []
         self._held_at: dict[int, float] = {}
         self.found: list[str] = []  # violations: a sentence each
-        self.moments: list[tuple[str, float, float]] = []
-        """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still."""
 
     def freeze(self, fault: int, pool: Pool, pid: int) -> None:
-        now = time.monotonic()
-        self._frozen.append(Frozen(fault, pool, pool.pid, pid, now, now))
+        self._frozen.append(Frozen(fault, pool, pool.pid, pid, time.monotonic()))
 
     @property
     def are_frozen(self) -> bool:
@@ -103,7 +101,7 @@ class PoolStalls:
             if said := self._look_at(frozen, now) or ("let go" if give_up else ""):
                 self._frozen.remove(frozen)
                 self._stops.go(frozen.fault)
-                self.moments.append((frozen.pool.name, frozen.begun, now))
+                self._windows.append(Window(frozen.pool.name, "forkserver.freeze", frozen.begun, now))
                 told.append(f"{frozen.pool.name}: the fork server {frozen.pid} that stood still was {said}")
         return told
 
@@ -113,8 +111,8 @@ class PoolStalls:
             return f"ended after {now - frozen.begun:.1f} s"
         if frozen.pool.pid != frozen.master:
             return "let go, for its master has ended"
-        frozen.since = max(frozen.since, self._held_at.get(frozen.pool.number, 0.0))
-        if now - frozen.since < FROZEN_LIMIT_S:
+        # Its pool could see to it since then.
+        if now - max(frozen.begun, self._held_at.get(frozen.pool.number, 0.0)) < FROZEN_LIMIT_S:
             return ""
         self.found.append(
             f"{frozen.pool.name}: its fork server {frozen.pid} stood still for {now - frozen.begun:.0f} s"

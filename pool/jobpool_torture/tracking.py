@@ -13,7 +13,7 @@ from jobpool.broker.control import Cancel
 from jobpool.broker.values import Message, State
 from jobpool.message.settlement import CANCELLED
 from jobpool_torture.ledger import Line
-from jobpool_torture.message_history import DOUBTFUL, Delivery, History, histories_of
+from jobpool_torture.message_history import Delivery, History, histories_of
 from jobpool_torture.workload import RESULT_TTL_S, Item, done_of, member_ids, success_of
 
 DONE = (Cancel.CANCELLED.value, Cancel.ALREADY.value)  # answers after which a job must not begin
@@ -83,11 +83,8 @@ def batches(lines: Sequence[Line], items: Mapping[str, Item], kept: Sequence[Mes
     follows = {line.tag: items[line.id] for line in lines if line.event == "follow" and line.id in of_batches}
     histories = {history.id: history for history in histories_of(lines, of_batches | follows)}
     messages = {message.id: message for message in kept}
-    whys = {}
-    for ident in closed:
-        why = next(_batch(ident, items[done_of(ident)], histories, messages), "")
-        whys.update({ident: why} if why else {})
-    return whys
+    whys = {ident: next(_batch(ident, items[done_of(ident)], histories, messages), "") for ident in closed}
+    return {ident: why for ident, why in whys.items() if why}
 
 
 def _closed(lines: Sequence[Line]) -> set[str]:
@@ -101,7 +98,7 @@ def _batch(ident: str, item: Item, histories: Mapping[str, History], messages: M
         return
     cancelled = sum(message.reason == CANCELLED for message in dead)
     for callback, is_due in ((done_of(ident), True), (success_of(ident), not dead)):
-        history = histories.get(callback, History(callback, (), DOUBTFUL))
+        history = histories.get(callback, History(callback))
         told = {line.tag for line in history.wrote("told")}
         if told and not is_due:
             yield f"{callback} ran, and {len(dead)} of its members had not succeeded"

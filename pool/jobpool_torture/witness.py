@@ -49,22 +49,26 @@ class Witness:
     ) -> list[JobLease]:
         since = self._clock.mono()
         leases = self._backend.fetch_many(queue, limit=limit, ttl=ttl, wait=wait, fetch_id=fetch_id)
-        if leases:
-            begun = self._clock.boot() - (self._clock.mono() - since)
-            holds = [max(0.0, lease.expires_at - begun) for lease in leases]
-            pairs = zip(leases, holds, strict=True)
-            self._write([self._of_lease("fetched", one, since=since, holds=held, tag=queue) for one, held in pairs])
+        begun = self._clock.boot() - (self._clock.mono() - since)
+        about = {"since": since, "tag": queue}
+        self._write(
+            [self._of_lease("fetched", lease, holds=max(0.0, lease.expires_at - begun), **about) for lease in leases]
+        )
         return leases
 
     def settle_many(self, settlements: parts.Settlements, call_id: str | None = None) -> list[Settled]:
         since = self._clock.mono()
-        self._write_call("asked", settlements, [""] * len(settlements), since)
+        self._write_call(settlements, [("asked", "")] * len(settlements), since)
         try:
             answers = self._backend.settle_many(settlements, call_id)
         except Exception as error:
-            self._write_failed(settlements, error, since)
+            # A call that failed may have settled some all the same.
+            known = (isinstance(error, WriteRefused) and error.answers) or [None] * len(settlements)
+            unknown = "unknown", type(error).__name__
+            told = [("settled", answer.value) if answer is not None else unknown for answer in known]
+            self._write_call(settlements, told, since)
             raise
-        self._write_call("settled", settlements, [answer.value for answer in answers], since)
+        self._write_call(settlements, [("settled", answer.value) for answer in answers], since)
         return answers
 
     def renew_many(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
@@ -74,14 +78,8 @@ class Witness:
         return renewed
 
     def reap(self, queue: str, policy: ReapPolicy | None = None) -> list[Reaped]:
-        policy = replace(policy or ReapPolicy(), back_off=0.0)
-        reaped = self._backend.reap(queue, policy)
-        if reaped:
-            lines = []
-            for one in reaped:
-                answer, cause = "dead" if one.dead else "back", (one.cause or "")[:MAX_CAUSE_CHARS]
-                lines.append(self._line("reaped", one.id, crashes=one.crashes, answer=answer, tag=cause))
-            self._write(lines)
+        reaped = self._backend.reap(queue, replace(policy or ReapPolicy(), back_off=0.0))
+        self._write(list(map(self._of_reaped, reaped)))
         return reaped
 
     def lost(self) -> list[JobLease]:
@@ -107,18 +105,14 @@ class Witness:
         told = {"attempt": lease.attempts + 1, "crashes": lease.crashes, "owner": lease.owner_token}
         return self._line(event, lease.id, fence=lease.deliveries, **told, **more)
 
-    def _write_call(self, event: str, settlements: parts.Settlements, answers: Sequence[str], since: float) -> None:
-        asked = zip(settlements, answers, strict=True)
-        self._write([self._of_call(event, lease, what, answer, since) for (lease, what), answer in asked])
+    def _of_reaped(self, one: Reaped) -> Line:
+        answer, cause = "dead" if one.dead else "back", (one.cause or "")[:MAX_CAUSE_CHARS]
+        return self._line("reaped", one.id, crashes=one.crashes, answer=answer, tag=cause)
 
-    def _write_failed(self, settlements: parts.Settlements, error: Exception, since: float) -> None:
-        """Note what a call that failed has settled all the same, and that the rest is not known."""
-        answers = (isinstance(error, WriteRefused) and error.answers) or [None] * len(settlements)
-        for asked, answer in zip(settlements, answers, strict=True):
-            if answer is None:
-                self._write_call("unknown", [asked], [type(error).__name__], since)
-            else:
-                self._write_call("settled", [asked], [answer.value], since)
+    def _write_call(self, settlements: parts.Settlements, told: Sequence[tuple[str, str]], since: float) -> None:
+        """Write a line for each settlement; `told`: event and answer of each."""
+        pairs = zip(settlements, told, strict=True)
+        self._write([self._of_call(event, *settlement, answer, since) for settlement, (event, answer) in pairs])
 
     def _of_call(self, event: str, lease: JobLease, settlement: Settlement, answer: str, since: float) -> Line:
         about: dict[str, Any] = {"owner": lease.owner_token, "verb": type(settlement).__name__.lower()}

@@ -39,9 +39,7 @@ DEATHS = ("SIGSEGV", "SIGKILL", "SIGABRT", "exit")
 HANGS = ("sleep", "swallow", "in C")
 GRANDCHILDREN = ("child", "new session", "double fork")
 KEYS = 3
-KEY_SPAN_JOBS = 300
-"""Of this many jobs in a row, those that have a key have one of `KEYS`: about four share one."""
-
+KEY_SPAN_JOBS = 300  # of this many jobs in a row, those that have a key have one of `KEYS`: about four share one
 KEYED = ("idempotency_key", "name")  # options that are names shared by jobs of one run, and by no others on the broker
 RESULT_TTL_S = 3 * 3600.0  # seconds for which the results of jobs are kept that have one
 MAX_BATCH_JOBS = 50  # jobs in one call, at most, where one call is all or none and may be repeated
@@ -268,7 +266,6 @@ class Producer:
         self._give_up = float("inf")
         self._cancels: dict[str, float] = {}  # ids of jobs to cancel → when, on CLOCK_MONOTONIC
         self.items: dict[str, Item] = {}  # every id that was tried → what it was for
-        self.enqueued = 0  # calls answered, by jobs
         self.error: Exception | None = None  # the error that ended the thread before it was told to
 
     def start(self, items: Sequence[Item]) -> None:
@@ -293,13 +290,10 @@ class Producer:
             self._thread.join(limit + 60.0)
         return not self.is_busy and self.error is None
 
-    def abort(self) -> None:
-        """Let the thread end after the call that it is in, if it is in one. Safe at any time; blocks for nothing."""
+    def close(self) -> None:
+        """Let the thread end after the call that it is in, and close its connection. Safe at any time."""
         self._give_up = 0.0
         self._stop.set()
-
-    def close(self) -> None:
-        """Close its connection, after `finish` or `abort`."""
         if self._backend is not None:
             self._backend.close()
 
@@ -353,7 +347,6 @@ class Producer:
 
     def _enqueue(self, send: Callable[[list[JobDefinition]], Sequence[str]], jobs: list[JobDefinition]) -> None:
         self._note("enq", list(map(str, send(jobs))), jobs)  # handles are more than the ids that the ledger holds
-        self.enqueued += len(jobs)
         now = time.monotonic()
         for job in jobs:
             if (after := self.items[str(job.identifier)].cancel_after) is not None:

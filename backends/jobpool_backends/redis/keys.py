@@ -23,9 +23,7 @@ from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import MEMBER_CHARS, places_by
 from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, grouped, micros, pieces
 
-MAX_LEASES_PER_SCRIPT = (
-    500  # some 10 ms of the server's time when each lease asks for everything; also rates or records
-)
+MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each asks for everything; also rates, and records
 
 
 class RedisKeyStore(KeyStore):

@@ -171,8 +171,8 @@ class CronRunner:
 
     def _note_ahead(self, now: datetime) -> None:
         """Say once which schedules are silent for long, because a clock was ahead and has been put back."""
-        seen = {one.name: seen for one in self.planned if self.serves(one) and (seen := self._states[one].seen)}
-        ahead = {name: until for name, until in seen.items() if until > now + MAX_AHEAD}
+        seen = {one.name: self._states[one].seen for one in self.planned if self.serves(one)}
+        ahead = {name: until for name, until in seen.items() if until and until > now + MAX_AHEAD}
         if new := ahead.keys() - self._told_ahead:
             names = sorted(new)
             until = rfc3339(max(ahead[name] for name in names))

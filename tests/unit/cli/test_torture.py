@@ -173,14 +173,13 @@ class Running:
 
 @pytest.fixture
 def face(tmp_path: Path) -> torture._Face:
-    return torture._Face(tmp_path, verbose=False, json_=False)
+    return torture._Face(MINE, tmp_path, verbose=False, json_=False)
 
 
 def begin(face: torture._Face) -> tuple[Running, Phases]:
     """A run that is under way, and a moment of it."""
     run = Running()
     face._run = face._asked = cast(Run, run)
-    face._is_under_way = True
     return run, cast(Phases, SimpleNamespace(phase="drain", result=run.result))
 
 
@@ -212,7 +211,7 @@ def test_a_second_signal_gives_up_unless_it_is_the_shells_word_of_the_same_close
 
 def test_one_signal_ends_a_run_that_is_being_cleaned_up(face: torture._Face) -> None:
     run, _ = begin(face)
-    face._is_under_way = False
+    face._run = None
     with torture._interrupts(face._interrupt), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert not run.result.interrupted

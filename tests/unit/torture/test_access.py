@@ -98,7 +98,7 @@ def access(server: Server) -> Iterator[Access]:
     yield made
     assert made.remove() == ""
     assert made.remove() == ""
-    assert made._user.name not in server.users()
+    assert made.name not in server.users()
 
 
 def locked_out(server: Server, ask: Ask) -> bool:
@@ -146,7 +146,7 @@ def test_the_first_end_of_two_lets_nobody_in(server: Server, access: Access) -> 
 
 
 def test_a_broker_that_was_started_again_without_it_gets_it_back(server: Server, access: Access) -> None:
-    server.forget(access._user.name)
+    server.forget(access.name)
     access.forget()
     assert not access.is_whole
     access.mend()

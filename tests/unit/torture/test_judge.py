@@ -12,6 +12,7 @@ from stories import item, kept
 from jobpool.broker.values import Message, State
 from jobpool_torture.judge import (
     DEATH_SEEN_S,
+    MAX_CRASHES,
     TOLERATED_AFTER_S,
     Window,
     acked_without_run,
@@ -61,16 +62,16 @@ def test_a_verdict_is_as_late_as_it_was_first_asked_for_however_often_that_was()
 
 def test_poison_runs_once_more_than_the_budget() -> None:
     starts = poisoned()
-    assert not over_crash_budget(starts[:3], POISON, max_crashes=2)
-    assert over_crash_budget(starts, POISON, max_crashes=2) == {"p": "it ran 4 times"}
-    assert not over_crash_budget(starts, {"p": item("crash")}, max_crashes=2)
+    assert not over_crash_budget(starts[:-1], POISON)
+    assert over_crash_budget(starts, POISON) == {"p": "it ran 7 times"}
+    assert not over_crash_budget(starts, {"p": item("crash")})
 
 
 POISON = {"p": item("poison")}
 
 
 def poisoned() -> list[Line]:
-    return [Line("start", "p", fence=number) for number in range(1, 5)]
+    return [Line("start", "p", fence=number) for number in range(1, MAX_CRASHES + 3)]
 
 
 def test_a_run_whose_message_was_given_back_is_not_charged() -> None:
@@ -82,7 +83,7 @@ def test_a_run_whose_message_was_given_back_is_not_charged() -> None:
         ("refused", [("asked", ""), ("settled", "expired")], False),
     ]:
         released = [Line(event, "p", fence=3, verb="release", answer=answer) for event, answer in calls]
-        assert (not over_crash_budget([*poisoned(), *released], POISON, max_crashes=2)) is excused, case
+        assert (not over_crash_budget([*poisoned(), *released], POISON)) is excused, case
 
 
 DONE = [Line("start", "a", fence=1, at=1.0), Line("settled", "a", fence=1, at=2.0, verb="ack", answer="ok")]
@@ -151,19 +152,19 @@ def test_dead_letters_are_those_that_were_to_die_and_of_what_they_were_to_die() 
         ("work", kept(State.WAITING, 1), False),
     ]:
         items = {message.id: item(kind, max_retries=2)}
-        assert bool(wrong_dead_letters([message], items, max_crashes=5)) is wrong, (kind, message)
+        assert bool(wrong_dead_letters([message], items)) is wrong, (kind, message)
 
 
 def test_a_follow_up_is_good_work() -> None:
-    assert wrong_dead_letters([dead("failed")], {}, 5) == {
+    assert wrong_dead_letters([dead("failed")], {}) == {
         dead("").id: "it is dead (failed), which no job of the kind follow-up may be"
     }
-    assert not wrong_dead_letters([dead("crash-limit", 0, 6)], {}, 5)
+    assert not wrong_dead_letters([dead("crash-limit", 0, 6)], {})
 
 
 def test_a_broker_that_counts_deliveries_itself_may_give_up_sooner() -> None:
-    assert not wrong_dead_letters([dead("crash-limit", 0, 2)], {}, 5, exact=False)
-    assert wrong_dead_letters([dead("failed")], {}, 5, exact=False)
+    assert not wrong_dead_letters([dead("crash-limit", 0, 2)], {}, exact=False)
+    assert wrong_dead_letters([dead("failed")], {}, exact=False)
 
 
 def test_every_kind_that_dies_is_one() -> None:

@@ -23,6 +23,7 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture import run as module
 from jobpool_torture.environment import Environment
 from jobpool_torture.fleet import End
+from jobpool_torture.judge import Window
 from jobpool_torture.ledger import Ledger, Line, append
 from jobpool_torture.nemesis import Blow
 from jobpool_torture.options import Options
@@ -62,10 +63,12 @@ class Acted:
     """A place, its fleet and its nemesis in one. What is sick about it is set by a test."""
 
     connections = "socket"
-    mark = "ab12cd34ef"
+    prefix = "ab12cd34"
+    options: Options
 
     def __init__(self, folder: Path) -> None:
         self.signer = EnvelopeSigner(["k" * 32])
+        self.folder = folder
         self.url = f"sqlite:///{folder}/q.db"
         self.ledger = folder / "ledger.jsonl"
         self.fleet = self.nemesis = self
@@ -74,8 +77,7 @@ class Acted:
         self.ends: list[End] = []
         self.unexpected: list[End] = []
         self.problems: list[str] = []
-        self.restarts: list[tuple[float, float]] = []
-        self.freezes: list[tuple[str, float, float]] = []
+        self.windows: list[Window] = []
         self.stalled: list[str] = []
         self.statuses: dict[str, int | None] = {"pool1": 0}
         self.left: dict[int, str] = {}
@@ -106,7 +108,7 @@ class Acted:
 
     def strike(self, _: Fault) -> Blow:
         """All jobs are there by then: so none of them depends on how long the run's few moments take."""
-        last = f"{self.mark[:8]}-{JOBS[-1]:06d}"
+        last = f"{self.prefix}-{JOBS[-1]:06d}"
         if self.refuses is None:
             wait_until(lambda: last in _answered(self.ledger), LIMIT, "all jobs are enqueued")
         return Blow("a child killed", missed=self.misses)
@@ -155,18 +157,18 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
     made.backend.close()
 
 
-def a_run(acted: Acted, tmp_path: Path, faults: Sequence[Fault] = FAULTS, **more: Any) -> Run:
-    options = Options(acted.url, pools=1, workers=2, ttl=1.0, queue=QUEUE, **more)
-    object.__setattr__(options, "seconds", SECONDS)
-    return Run(options, tmp_path, cast(Environment, acted), faults, lambda _: None)
+def a_run(acted: Acted, faults: Sequence[Fault] = FAULTS, **more: Any) -> Run:
+    acted.options = Options(acted.url, pools=1, workers=2, ttl=1.0, queue=QUEUE, **more)
+    object.__setattr__(acted.options, "seconds", SECONDS)
+    return Run(cast(Environment, acted), faults, lambda _: None)
 
 
-def tortured(acted: Acted, tmp_path: Path, **more: Any) -> Result:
-    return a_run(acted, tmp_path, **more).go()
+def tortured(acted: Acted, **more: Any) -> Result:
+    return a_run(acted, **more).go()
 
 
-def test_a_fleet_that_is_well(acted: Acted, tmp_path: Path) -> None:
-    result = tortured(acted, tmp_path)
+def test_a_fleet_that_is_well(acted: Acted) -> None:
+    result = tortured(acted)
     assert result.counts == {}
     assert result.doubt == ""
     assert result.tally.done == 3
@@ -193,12 +195,10 @@ def test_a_fleet_that_is_well(acted: Acted, tmp_path: Path) -> None:
     ],
     ids=["stuck", "did not come up", "ended by itself", "a status", "killed", "stalled", "an orphan", "a descriptor"],
 )
-def test_of_a_sick_one_that_count_alone_is_not_0(
-    acted: Acted, tmp_path: Path, sick: Mapping[str, Any], count: str, told: str
-) -> None:
+def test_of_a_sick_one_that_count_alone_is_not_0(acted: Acted, sick: Mapping[str, Any], count: str, told: str) -> None:
     for name, value in sick.items():
         setattr(acted, name, value)
-    result = tortured(acted, tmp_path)
+    result = tortured(acted)
     assert list(result.counts) == [count]
     assert len(result.counts[count]) == 1
     assert result.counts[count][0].startswith(told)
@@ -215,20 +215,18 @@ def test_of_a_sick_one_that_count_alone_is_not_0(
     ],
     ids=["missed", "a problem", "no producer"],
 )
-def test_what_was_not_tested_is_told(acted: Acted, tmp_path: Path, sick: Mapping[str, Any], doubt: str) -> None:
+def test_what_was_not_tested_is_told(acted: Acted, sick: Mapping[str, Any], doubt: str) -> None:
     for name, value in sick.items():
         setattr(acted, name, value)
-    result = tortured(acted, tmp_path)
+    result = tortured(acted)
     assert result.counts == {}
     assert result.doubt.startswith(doubt)
     assert not result.is_clean
     assert "empty" in result.seconds
 
 
-def test_children_that_are_missing_at_the_end_are_told_and_descriptors_are_not_compared_then(
-    acted: Acted, tmp_path: Path
-) -> None:
-    run = a_run(acted, tmp_path)
+def test_children_that_are_missing_at_the_end_are_told_and_descriptors_are_not_compared_then(acted: Acted) -> None:
+    run = a_run(acted)
     acted.more = {"pipe": -2}
 
     def heal() -> list[str]:
@@ -243,7 +241,7 @@ def test_children_that_are_missing_at_the_end_are_told_and_descriptors_are_not_c
     )
 
 
-def test_descriptors_are_noted_only_once_all_children_are_there(acted: Acted, tmp_path: Path) -> None:
+def test_descriptors_are_noted_only_once_all_children_are_there(acted: Acted) -> None:
     """Those of a child that is born later would be a leak else."""
     taken: list[int] = []
     asked = iter([1, 1, 1])
@@ -260,13 +258,13 @@ def test_descriptors_are_noted_only_once_all_children_are_there(acted: Acted, tm
     acted.children = 0
     acted.pools[0].is_full = is_full
     acted.descriptors = descriptors  # type: ignore[method-assign]
-    assert tortured(acted, tmp_path).is_clean
+    assert tortured(acted).is_clean
     assert taken == [2, 2], "before and after"
 
 
-def test_an_interrupt_in_the_warm_up_is_no_failure(acted: Acted, tmp_path: Path) -> None:
+def test_an_interrupt_in_the_warm_up_is_no_failure(acted: Acted) -> None:
     acted.shuns = lambda _: True
-    run = a_run(acted, tmp_path)
+    run = a_run(acted)
     acted.start = run.interrupt  # type: ignore[method-assign]
     result = run.go()
     assert result.is_clean
@@ -276,15 +274,15 @@ def test_an_interrupt_in_the_warm_up_is_no_failure(acted: Acted, tmp_path: Path)
     assert acted.backend.stats(QUEUE).pending == 0
 
 
-def test_jobs_that_are_not_done_without_any_fault_end_the_run_and_its_producer(acted: Acted, tmp_path: Path) -> None:
+def test_jobs_that_are_not_done_without_any_fault_end_the_run_and_its_producer(acted: Acted) -> None:
     acted.shuns = lambda _: True
     with pytest.raises(JobpoolError, match=r"the pools did not do 1 jobs without any fault"):
-        tortured(acted, tmp_path)
+        tortured(acted)
     assert not [thread for thread in threading.enumerate() if thread.name == "torture-producer"]
 
 
-def test_all_is_left_where_it_is_to_be_kept(acted: Acted, tmp_path: Path) -> None:
+def test_all_is_left_where_it_is_to_be_kept(acted: Acted) -> None:
     acted.shuns = lambda ident: ident.endswith("2")
-    result = tortured(acted, tmp_path, keep=True)
+    result = tortured(acted, keep=True)
     assert "empty" not in result.seconds
     assert acted.backend.stats(QUEUE).waiting == 1

@@ -68,7 +68,3 @@ def test_an_order_is_taken_once_by_a_job_of_its_pool(tmp_path: Path) -> None:
     assert spoiling.take(tmp_path, "pool2") == ""
     assert spoiling.take(tmp_path, "pool1") == "no memory"
     assert spoiling.take(tmp_path, "pool1") == ""
-    assert not spoiling.withdraw(tmp_path, "pool1")
-    spoiling.order(tmp_path, "pool1", "alarms")
-    assert spoiling.withdraw(tmp_path, "pool1")
-    assert spoiling.take(tmp_path, "pool1") == ""

@@ -11,6 +11,7 @@ from jobpool.broker.values import QueueStats
 from jobpool.telemetry.metrics.pages import LOOP_LIMIT
 from jobpool_torture import processes, stall_detector
 from jobpool_torture.fleet import Pool
+from jobpool_torture.judge import Window
 from jobpool_torture.processes import Stops
 from jobpool_torture.stall_detector import FROZEN_LIMIT_S, DrainStall, PoolStalls
 
@@ -29,7 +30,9 @@ class Scene:
         self.acted, self.pool = acted, cast(Pool, acted)
         monkeypatch.setattr(stall_detector, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(processes, "is_alive", lambda _: self.alive)
-        self.stalls = PoolStalls(cast(Stops, SimpleNamespace(go=self.gone_on.append)), lambda _: self.held)
+        self.windows: list[Window] = []
+        stops = cast(Stops, SimpleNamespace(go=self.gone_on.append))
+        self.stalls = PoolStalls(stops, lambda _: self.held, self.windows)
 
     def look(self, *, give_up: bool = False) -> list[str]:
         return self.stalls.look([self.pool], give_up=give_up)
@@ -59,7 +62,7 @@ def test_one_that_is_replaced_is_none(scene: Scene) -> None:
     scene.alive = False
     assert scene.look() == ["pool1: the fork server 70 that stood still was ended after 12.0 s"]
     assert scene.stalls.found == []
-    assert scene.stalls.moments == [("pool1", 1000.0, 1012.0)]
+    assert scene.windows == [Window("pool1", "forkserver.freeze", 1000.0, 1012.0)]
 
 
 def test_time_in_which_the_pool_was_held_up_itself_does_not_count(scene: Scene) -> None:
