@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from jobpool.broker.opening import (
     redact,
     scheme_of,
 )
+from jobpool.broker.packing import in_batches
 from jobpool.broker.values import Edited, MessageFilter, QueueStats
 from jobpool.client.batch import Batch, open_batch
 from jobpool.client.claims import BATCH_BYTES, Queue
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from jobpool.client.awaited import Waits
     from jobpool.client.batch import Callback
 
-BATCH = 1000  # jobs in one round trip of `enqueue_many`; one ends early at `BATCH_BYTES`
+BATCH = 1000  # jobs in one round trip of `enqueue_many`, of up to `BATCH_BYTES`
 
 _OUR_OWN: object = object()  # not None: a connection that Django has not opened yet is None
 logger = logging.getLogger("jobpool.client")
@@ -480,17 +481,15 @@ def _counting() -> Iterator[list[str]]:
 
 
 def job_batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:
-    """Yield the jobs in the parts that go in one round trip each: `BATCH` of them, or about `BATCH_BYTES`."""
-    batch, room = list[JobDefinition](), BATCH_BYTES
-    for definition in map(definition_of, jobs):
-        batch.append(definition)
-        with suppress(TypeError):  # changed since it was checked: the backend says what is wrong
-            room -= len(orjson.dumps((definition.payload, definition.meta, definition.then)))
-        if len(batch) == BATCH or room <= 0:
-            yield batch
-            batch, room = [], BATCH_BYTES
-    if batch:
-        yield batch
+    """Yield the jobs in the parts that go in one round trip each: up to `BATCH` of them, and to `BATCH_BYTES`."""
+    return in_batches(map(definition_of, jobs), BATCH, BATCH_BYTES, _size)
+
+
+def _size(definition: JobDefinition) -> int:
+    try:
+        return len(orjson.dumps((definition.payload, definition.meta, definition.then)))
+    except TypeError:  # changed since it was checked: the backend says what is wrong
+        return 0
 
 
 def _after_fork() -> None:

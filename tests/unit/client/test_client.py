@@ -104,11 +104,12 @@ def test_many_jobs_go_in_batches_and_keep_their_order() -> None:
 
 def test_large_jobs_go_in_smaller_batches() -> None:
     recorder = Recorder()
-    bodies = ["x" * 2**20] * 9 + ["x"] * 9
+    bodies = ["x" * (2**20 - 100)] * 9 + ["x"] * 9  # four of them in 4 MiB, with what is around them
     Jobs(backend=recorder).enqueue_many(JobDefinition("report", body) for body in bodies)  # type: ignore[arg-type]
     assert recorder.batches == [4, 4, 10]
     assert [definition.payload for definition in recorder.jobs] == bodies
-    large = JobDefinition("report", meta={"text": "x" * 2**19}, then=(JobDefinition("report", "x" * 2**19),))
+    half = "x" * (2**19 - 500)
+    large = JobDefinition("report", meta={"text": half}, then=(JobDefinition("report", half),))
     Jobs(backend=recorder).enqueue_many([large] * 9)  # type: ignore[arg-type]
     assert recorder.batches[3:] == [4, 4, 1]
 
