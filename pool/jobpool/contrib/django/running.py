@@ -78,20 +78,9 @@ def check_arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def new_result(task: Any, identifier: str, args: Sequence[Any], kwargs: Mapping[str, Any], alias: str) -> Any:
     """Return the `TaskResult` of a run that has not begun. Raises `TypeError`: JSON cannot carry the arguments."""
-    return TaskResult(
-        task=task,
-        id=identifier,
-        status=TaskResultStatus.READY,
-        enqueued_at=None,
-        started_at=None,
-        last_attempted_at=None,
-        finished_at=None,
-        args=args,
-        kwargs=kwargs,
-        backend=alias,
-        errors=[],
-        worker_ids=[],
-    )
+    about = {"task": task, "id": identifier, "args": args, "kwargs": kwargs, "backend": alias}
+    times = dict.fromkeys(("enqueued_at", "started_at", "last_attempted_at", "finished_at"))
+    return TaskResult(status=TaskResultStatus.READY, errors=[], worker_ids=[], **about, **times)
 
 
 def run_task(
