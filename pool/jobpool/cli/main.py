@@ -217,12 +217,17 @@ def open_standard_streams() -> None:
 
 
 def arrange(
-    group: click.Group, words: Sequence[str], default: str, *, complete: bool = False, above: click.Group | None = None
+    group: click.Group,
+    words: Sequence[str],
+    default: str,
+    *,
+    complete: bool = False,
+    above: click.Context | None = None,
 ) -> list[str]:
     """Return `words` with the verb (or `default`) in front, and options that preceded it after it.
 
-    `complete`: the words are an unfinished line; where nothing is written yet, any verb may follow. `above`: the group
-    that this one is a verb of. Raises `click.UsageError`: the first word after the options is not a verb.
+    `complete`: the words are an unfinished line; where nothing is written yet, any verb may follow. `above`: of the
+    group that this one is a verb of. Raises `click.UsageError`: the first word after the options is not a verb.
     """
     takes = _values_taken(_verb(group, default))
     place = _first_plain(words, takes)
@@ -232,31 +237,31 @@ def arrange(
     if place is None or place == len(words):
         for_group = [word for word in words if word in FOR_THE_GROUP]
         return for_group if for_group or (complete and not words) else [default, *words]
-    verb, ctx = words[place], click.Context(group)
+    verb, ctx = words[place], click.Context(group, above, group.name)
     command = group.get_command(ctx, verb)
     if command is None:
-        verbs = group.list_commands(ctx)
-        is_root = isinstance(group, Root)
-        meant = MEANT.get(verb, f"--app {verb}" if verb.endswith(".py") else None) if is_root else None
-        alike = (
-            one
-            for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
-            if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
-        )
-        if above is not None and above.get_command(ctx, verb) is not None:
-            meant = f"jobpool {verb}"
-        near = meant or next(alike, "")
-        hint = f"did you mean {near!r}?" if near else f"the verbs are {', '.join(verbs)}"
-        hint = SIGNALS.get(verb, hint) if is_root else hint
-        name = "jobpool" if above is None else f"jobpool {group.name}"
-        raise click.UsageError(f"{verb!r} is not a verb of {name}; {hint}")
+        raise click.UsageError(f"{verb!r} is not a verb of {ctx.command_path}; {_hint(ctx, group, verb)}", ctx)
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
     plain = _first_plain(rest, takes) if command.name == "run" and above is None else None
     if plain is not None and plain < len(rest):
         raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}")
     if isinstance(command, click.Group):
-        rest = arrange(command, rest, "list", complete=complete, above=group)
+        rest = arrange(command, rest, "list", complete=complete, above=ctx)
     return [verb, *rest]
+
+
+def _hint(ctx: click.Context, group: click.Group, verb: str) -> str:
+    """Return what was meant by a word that is not a verb of this group, or which verbs there are."""
+    verbs = group.list_commands(ctx)
+    if ctx.parent is None and verb in SIGNALS:
+        return SIGNALS[verb]
+    meant = f"--app {verb}" if verb.endswith(".py") else MEANT.get(verb)
+    if ctx.parent is not None:
+        meant = f"jobpool {verb}" if verb in VERBS or verb in GROUPS else None
+    for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR):
+        if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR):
+            meant = meant or one
+    return f"did you mean {meant!r}?" if meant else f"the verbs are {', '.join(verbs)}"
 
 
 def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bool]) -> list[str]:
@@ -464,7 +469,6 @@ for name, (means, places) in GROUPS.items():
 
 
 def main() -> None:
-    """Run the console script."""
     cli()
 
 
