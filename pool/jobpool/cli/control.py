@@ -77,7 +77,7 @@ def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ..
     """Say which queues neither hold a message nor are served by a pool of any host, and return them."""
     if not backend.capabilities.makes_queues:  # then nothing can be done with one that is not there
         return set()
-    served = {queue for pool in control.pools(backend) for queue in pool.queues} | set(+session.queues_served())
+    served = {queue for pool in control.pools(backend) for queue in pool.queues} | set(session.queues_served())
     known = sorted({*backend.queues(), *served})
     unknown = [queue for queue in dict.fromkeys(queues) if queue not in known]
     for queue in unknown:

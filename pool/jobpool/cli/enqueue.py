@@ -115,7 +115,7 @@ def _note_unseen(handler: str) -> None:
 
 def note_unserved(session: Session, queue: str, what: str, mend: str = "") -> None:
     """Say that the pools of this machine serve other queues. Says nothing if there are none: one may come."""
-    served = +session.queues_served()
+    served = session.queues_served()
     if served and queue not in served:
         note(f"{what} queue {queue!r}; the pools on this machine serve {', '.join(sorted(served))}{mend}")
 
