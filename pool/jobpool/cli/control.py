@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from enum import StrEnum
@@ -37,13 +38,11 @@ def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> da
     """Read a duration, or a time in RFC 3339."""
     if text is None:
         return None
-    try:
+    with suppress(ValueError):
         return parse_duration(text)
-    except ValueError:
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not a time: write 2h, or 2026-07-01T08:00+02:00") from None
+    with suppress(ValueError):
+        return datetime.fromisoformat(text)
+    raise click.BadParameter(f"{text!r} is not a time: write 2h, or 2026-07-01T08:00+02:00")
 
 
 # All names are checked before anything is done to the first.

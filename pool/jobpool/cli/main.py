@@ -272,28 +272,22 @@ def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bo
     knows = _values_taken(command)
     flags = (flag for one in SETTINGS.values() for flag in (*(one.flags or ()), f"--no-{one.flag[2:]}"))
     useless = set(flags) - knows.keys()
-    kept: list[str] = []
-    place = 0
-    while place < len(words):
-        name, attached = _split(words[place], takes)
-        end = place + (2 if takes[name] and not attached else 1)
-        kept += [] if name in useless else words[place:end]
-        place = end
-    return kept
+    return [word for name, option in _leading(words, takes) if name not in useless for word in option]
 
 
 def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
     """Return the place of the first word that is neither an option nor its value; None after an unknown option."""
-    place = 0
-    while place < len(words):
-        word = words[place]
-        if not word.startswith("-") or word == "-":
-            return place
-        name, attached = _split(word, takes)
-        if name not in takes:
-            return None
-        place += 2 if takes[name] and not attached else 1
-    return len(words)
+    leading = list(_leading(words, takes))
+    return sum(len(option) for _, option in leading) if all(name in takes for name, _ in leading) else None
+
+
+def _leading(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield each option before the first plain word: its name and its words. One that is unknown takes no value."""
+    while words and words[0].startswith("-") and words[0] != "-":
+        name, attached = _split(words[0], takes)
+        size = 2 if takes.get(name) and not attached else 1
+        yield name, words[:size]
+        words = words[size:]
 
 
 def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
