@@ -244,7 +244,8 @@ def arrange(
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
     plain = _first_plain(rest, takes) if command.name == "run" and above is None else None
     if plain is not None and plain < len(rest):
-        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}")
+        own = click.Context(command, ctx, verb)
+        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}", own)
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete, above=ctx)
     return [verb, *rest]
