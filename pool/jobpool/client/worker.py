@@ -202,7 +202,7 @@ class QueueWorker:
         backoff = parse_backoff(handler.backoff) if handler.backoff else None
         return Rules(handler.max_retries, self._grace, backoff=backoff)
 
-    def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects its faults here and in `_nap`
+    def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects faults here, in `_settle` and `_nap`
         return run_attempt(job, self._registry)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
@@ -212,10 +212,7 @@ class QueueWorker:
             settlement = self._with_hook_job(lease, settlement)
         own = handler is not None and handler.ack_in_transaction and isinstance(settlement, Ack)
         call_id = f"ack:{lease.owner_token}" if own else secrets.token_hex(8)
-        settled = Settled.OK
-        if not isinstance(settlement, Leave):
-            settle = partial(self._backend.settle_many, [(lease, settlement)], call_id)
-            [settled] = self._retry_while_leased(lease, settle)
+        settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement, call_id)
         self._count(lease.queue, counters_of(settlement, outcome, settled))
         ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
         status = status_of(settlement, outcome, settled)
@@ -240,6 +237,9 @@ class QueueWorker:
             logger.warning("no on_death hook is told of job %s: %s", lease.id, error)
             return settlement
         return settlement if job is None else replace(settlement, follow_ups=(job,))
+
+    def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
+        return self._retry_while_leased(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
 
     def _retry_while_leased(self, lease: JobLease, call: Callable[[], Answer]) -> Answer:
         """Make a call that may be repeated, as a settlement under one id, until it is answered or the lease ends."""
