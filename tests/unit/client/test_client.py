@@ -114,6 +114,17 @@ def test_large_jobs_go_in_smaller_batches() -> None:
     assert recorder.batches[3:] == [4, 4, 1]
 
 
+def test_a_full_batch_is_sent_before_the_next_job_is_read() -> None:
+    recorder, sent = Recorder(), list[int]()
+
+    def slow_source() -> Iterator[JobDefinition]:
+        yield from [JobDefinition("report")] * 1000
+        sent.extend(recorder.batches)
+
+    Jobs(backend=recorder).enqueue_many(slow_source())  # type: ignore[arg-type]
+    assert sent == [1000]
+
+
 def test_a_generator_is_read_as_the_batches_are_sent() -> None:
     recorder = Recorder()
 
