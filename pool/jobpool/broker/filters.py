@@ -54,8 +54,8 @@ def parse_filter(text: str) -> MessageFilter:
         if key not in KEYS:
             written = term[0].strip()
             raise BadFilter(
-                f"there is no filter key {key!r}: use one of {', '.join(KEYS)}, quote the term, or write an id as"
-                f" id:{written}"
+                f"there is no filter key {key!r}: use one of {', '.join(KEYS)}. A text with a colon stands in quotes,"
+                f" and an id is written id:{written}"
             )
         value = _ESCAPED.sub(r"\1", term["quoted"]) if plain is None else plain
         if not value:

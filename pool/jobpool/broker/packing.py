@@ -112,16 +112,22 @@ def edit_batches(edits: Iterable[Edit]) -> Iterator[list[Edit]]:
 
 
 def in_batches(items: Iterable[Item], most: int, size: int, measure: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yield the items in order: up to `most` together, which `measure` up to `size`; one that is larger, alone."""
+    """Yield the items in order: up to `most` together, which `measure` up to `size`; one that is larger, alone.
+
+    A full batch is yielded before the next item is asked for: that may come late, or not at all.
+    """
     batch: list[Item] = []
     room = size
     for item in items:
         length = measure(item)
-        if batch and (len(batch) >= most or length > room):
+        if batch and length > room:
             yield batch
             batch, room = [], size
         batch.append(item)
         room -= length
+        if len(batch) == most or room <= 0:
+            yield batch
+            batch, room = [], size
     if batch:
         yield batch
 

@@ -22,6 +22,7 @@ RUNNING_SPACE = "running"
 """The space of the key store in which pools say what runs: by the id of the job, fields of `JobStatus` as JSON."""
 
 BATCH_LOOK_S = 0.1  # seconds between two looks at batches that somebody waits for
+WHY_UNKNOWN = "it never was, was removed, or has ended and its result is not kept (result_ttl, by default 0)"
 BATCH = "(batch)"  # in the place of a handler's name
 
 _STATES = {State.WAITING: JobState.WAITING, State.DELAYED: JobState.DELAYED, State.LEASED: JobState.RUNNING}
@@ -197,8 +198,7 @@ def _missing(ident: str, was_there: bool) -> Exception:
         why = "none ever was, or its result_ttl is over"
         mend = "give the job or its handler a result_ttl, in seconds, or a longer one"
         return ResultNotKept(f"job {ident} has ended, and no result of it is kept ({why}): {mend}")
-    why = "it never was, was removed, or ended and left no result (result_ttl says how long one is kept; by default 0)"
-    return UnknownJob(f"no job {ident or repr('')} is known: {why}")
+    return UnknownJob(f"no job {ident or repr('')} is known: {WHY_UNKNOWN}")
 
 
 def _failed(status: JobStatus, now: float) -> str:

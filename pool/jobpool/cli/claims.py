@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from jobpool.broker.claim_store import MOST_MESSAGES, Deleted, HeldClaim
 from jobpool.cli.enqueue import json_lines, json_or_text
-from jobpool.cli.messages import MORE, limit_option, shown_value
+from jobpool.cli.messages import limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answered, columns, note, plural, say, table
 from jobpool.cli.session import Session
@@ -77,10 +77,7 @@ def list_messages(session: Session, queue: str, claimed: bool, limit: int) -> No
     with session.broker() as backend:
         found = _select(backend, queue).messages(claimed=claimed)
         titles, row = LISTED if claimed else MESSAGES, partial(_message_row, backend.time, claimed=claimed)
-        shown = islice(found, limit or None)
-        answer(shown, _message_values, titles, row, f"no message of queue {queue!r} is free")
-        if next(found, None):
-            note(MORE.format(limit))
+        answer(found, _message_values, titles, row, f"no message of queue {queue!r} is free", limit)
 
 
 @click.command("delete", cls=Command, short_help="Delete messages by id.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from enum import StrEnum
@@ -37,13 +38,11 @@ def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> da
     """Read a duration, or a time in RFC 3339."""
     if text is None:
         return None
-    try:
+    with suppress(ValueError):
         return parse_duration(text)
-    except ValueError:
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not a time: write 2h, or 2026-07-01T08:00+02:00") from None
+    with suppress(ValueError):
+        return datetime.fromisoformat(text)
+    raise click.BadParameter(f"{text!r} is not a time: write 2h, or 2026-07-01T08:00+02:00")
 
 
 # All names are checked before anything is done to the first.
@@ -77,7 +76,7 @@ def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ..
     """Say which queues neither hold a message nor are served by a pool of any host, and return them."""
     if not backend.capabilities.makes_queues:  # then nothing can be done with one that is not there
         return set()
-    served = {queue for pool in control.pools(backend) for queue in pool.queues} | set(+session.queues_served())
+    served = {queue for pool in control.pools(backend) for queue in pool.queues} | set(session.queues_served())
     known = sorted({*backend.queues(), *served})
     unknown = [queue for queue in dict.fromkeys(queues) if queue not in known]
     for queue in unknown:

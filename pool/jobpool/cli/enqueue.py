@@ -115,7 +115,7 @@ def _note_unseen(handler: str) -> None:
 
 def note_unserved(session: Session, queue: str, what: str, mend: str = "") -> None:
     """Say that the pools of this machine serve other queues. Says nothing if there are none: one may come."""
-    served = +session.queues_served()
+    served = session.queues_served()
     if served and queue not in served:
         note(f"{what} queue {queue!r}; the pools on this machine serve {', '.join(sorted(served))}{mend}")
 
@@ -234,24 +234,21 @@ def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], 
             elif not isinstance(value, dict) or "handler" not in value:
                 raise ValueError('it is not an object with "handler"; name a HANDLER if the lines are payloads')
             yield fit(_definition({**defaults, **value}))
-        except (ValueError, RecursionError, click.UsageError) as error:
-            reason = error.format_message() if isinstance(error, click.UsageError) else error
-            raise InvalidJob(f"line {number}: {reason}") from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidJob(f"line {number}: {error}") from None
 
 
 def _definition(values: dict[str, Any]) -> JobDefinition:
+    """Return the job of these fields. Raises `ValueError`: one is wrong."""
     fields, now = dict(values), datetime.now(UTC)
     if "id" in fields:
         fields["identifier"] = fields.pop("id")
-    try:
-        for key in ("timeout", "expires_in", "result_ttl"):
-            if fields.get(key) is not None:
-                fields[key] = parse_duration(fields[key])
-        if "delay" in fields:
-            due = now + timedelta(seconds=parse_duration(fields.pop("delay")))
-            fields["scheduled_at"] = due.isoformat()
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    for key in ("timeout", "expires_in", "result_ttl"):
+        if fields.get(key) is not None:
+            fields[key] = parse_duration(fields[key])
+    if "delay" in fields:
+        due = now + timedelta(seconds=parse_duration(fields.pop("delay")))
+        fields["scheduled_at"] = due.isoformat()
     return check_may_start(JobDefinition.from_dict(fields), now)
 
 

@@ -217,12 +217,17 @@ def open_standard_streams() -> None:
 
 
 def arrange(
-    group: click.Group, words: Sequence[str], default: str, *, complete: bool = False, above: click.Group | None = None
+    group: click.Group,
+    words: Sequence[str],
+    default: str,
+    *,
+    complete: bool = False,
+    above: click.Context | None = None,
 ) -> list[str]:
     """Return `words` with the verb (or `default`) in front, and options that preceded it after it.
 
-    `complete`: the words are an unfinished line; where nothing is written yet, any verb may follow. `above`: the group
-    that this one is a verb of. Raises `click.UsageError`: the first word after the options is not a verb.
+    `complete`: the words are an unfinished line; where nothing is written yet, any verb may follow. `above`: of the
+    group that this one is a verb of. Raises `click.UsageError`: the first word after the options is not a verb.
     """
     takes = _values_taken(_verb(group, default))
     place = _first_plain(words, takes)
@@ -232,31 +237,32 @@ def arrange(
     if place is None or place == len(words):
         for_group = [word for word in words if word in FOR_THE_GROUP]
         return for_group if for_group or (complete and not words) else [default, *words]
-    verb, ctx = words[place], click.Context(group)
+    verb, ctx = words[place], click.Context(group, above, group.name)
     command = group.get_command(ctx, verb)
     if command is None:
-        verbs = group.list_commands(ctx)
-        is_root = isinstance(group, Root)
-        meant = MEANT.get(verb, f"--app {verb}" if verb.endswith(".py") else None) if is_root else None
-        alike = (
-            one
-            for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
-            if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
-        )
-        if above is not None and above.get_command(ctx, verb) is not None:
-            meant = f"jobpool {verb}"
-        near = meant or next(alike, "")
-        hint = f"did you mean {near!r}?" if near else f"the verbs are {', '.join(verbs)}"
-        hint = SIGNALS.get(verb, hint) if is_root else hint
-        name = "jobpool" if above is None else f"jobpool {group.name}"
-        raise click.UsageError(f"{verb!r} is not a verb of {name}; {hint}")
+        raise click.UsageError(f"{verb!r} is not a verb of {ctx.command_path}; {_hint(ctx, group, verb)}", ctx)
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
     plain = _first_plain(rest, takes) if command.name == "run" and above is None else None
     if plain is not None and plain < len(rest):
-        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}")
+        own = click.Context(command, ctx, verb)
+        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}", own)
     if isinstance(command, click.Group):
-        rest = arrange(command, rest, "list", complete=complete, above=group)
+        rest = arrange(command, rest, "list", complete=complete, above=ctx)
     return [verb, *rest]
+
+
+def _hint(ctx: click.Context, group: click.Group, verb: str) -> str:
+    """Return what was meant by a word that is not a verb of this group, or which verbs there are."""
+    verbs = group.list_commands(ctx)
+    if ctx.parent is None and verb in SIGNALS:
+        return SIGNALS[verb]
+    meant = f"--app {verb}" if verb.endswith(".py") else MEANT.get(verb)
+    if ctx.parent is not None:
+        meant = f"jobpool {verb}" if verb in VERBS or verb in GROUPS else None
+    for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR):
+        if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR):
+            meant = meant or one
+    return f"did you mean {meant!r}?" if meant else f"the verbs are {', '.join(verbs)}"
 
 
 def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bool]) -> list[str]:
@@ -267,28 +273,22 @@ def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bo
     knows = _values_taken(command)
     flags = (flag for one in SETTINGS.values() for flag in (*(one.flags or ()), f"--no-{one.flag[2:]}"))
     useless = set(flags) - knows.keys()
-    kept: list[str] = []
-    place = 0
-    while place < len(words):
-        name, attached = _split(words[place], takes)
-        end = place + (2 if takes[name] and not attached else 1)
-        kept += [] if name in useless else words[place:end]
-        place = end
-    return kept
+    return [word for name, option in _leading(words, takes) if name not in useless for word in option]
 
 
 def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
     """Return the place of the first word that is neither an option nor its value; None after an unknown option."""
-    place = 0
-    while place < len(words):
-        word = words[place]
-        if not word.startswith("-") or word == "-":
-            return place
-        name, attached = _split(word, takes)
-        if name not in takes:
-            return None
-        place += 2 if takes[name] and not attached else 1
-    return len(words)
+    leading = list(_leading(words, takes))
+    return sum(len(option) for _, option in leading) if all(name in takes for name, _ in leading) else None
+
+
+def _leading(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield each option before the first plain word: its name and its words. One that is unknown takes no value."""
+    while words and words[0].startswith("-") and words[0] != "-":
+        name, attached = _split(words[0], takes)
+        size = 2 if takes.get(name) and not attached else 1
+        yield name, words[:size]
+        words = words[size:]
 
 
 def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:

@@ -10,7 +10,6 @@ import re
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
 PAUSED = columns("PAUSED~")  # the same
-
-MORE = "there are more than {}; --limit 0 lists all"
 
 LIVE_COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, FAILED>, CRASH>, AGE>, WHY~")
 DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, FAILED>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
@@ -100,7 +97,7 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None, *, changes: bo
     Of several bare words each is an id. With `changes`, for a verb that changes what it finds, a lone one is too.
     """
     if not all(term.strip(' "\t\n') for term in terms):  # of a shell's variable that is not set
-        raise BadFilter("an empty word is not a filter; --all selects every message")
+        raise BadFilter(f"an empty word is not a filter{'; --all selects every message' if changes else ''}")
     bare = [term for term in terms if set(term).isdisjoint(':" \t\n')]
     words = [f"id:{term}" if (changes or len(bare) > 1) and term in bare else _term(term) for term in terms]
     return parse_filter(" ".join([*words, *([] if queue is None else [f"queue:{queue}"])]))
@@ -112,13 +109,9 @@ def show(session: Session, where: MessageFilter, limit: int, *, dead: bool = Fal
         declare_queues(session, backend, where.queue, shows=True)
         where = listable(backend, id_meant(backend, where))
         found = matching(backend, where, limit + 1 if limit else 0)
-        shown = islice(found, limit or None)
-        if not (first := [*islice(shown, 1)]):
-            note(none_matches(backend, where))
         titles, cells = (DEAD_COLUMNS, dead_row) if dead else (LIVE_COLUMNS, row)
-        answer(chain(first, shown), as_values, titles, partial(cells, backend.time))
-        if next(found, None):
-            note(MORE.format(limit))
+        if not answer(found, as_values, titles, partial(cells, backend.time), limit=limit):
+            note(none_matches(backend, where))
 
 
 def unknown_reason(where: MessageFilter) -> str:
@@ -229,9 +222,9 @@ def _why(time: BrokerTime, message: Message) -> str:
     said = headline(message.last_error) or cause_headline(message.cause)
     if message.state is State.LEASED and message.expires_at is not None and message.expires_at <= time.now():
         return "its lease or claim has ended: the next claim, pool or `jobpool reap` frees it"
-    if message.state is State.DELAYED and message.deliveries and not said:
-        due = format_duration(max(0.0, message.available_at - time.now()))
-        said = f"snoozed, or waits for a lock, a limit or a handler; due in {due}"
+    if message.state is State.DELAYED and not said:
+        why = "snoozed, or waits for a lock, a limit or a handler; " if message.deliveries else ""
+        said = f"{why}due in {format_duration(max(0.0, message.available_at - time.now()))}"
     return ": ".join(part for part in (message.reason, said) if part)
 
 
@@ -294,7 +287,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> No
 
     answer(found, values, QUEUES + POSTED * posts + PAUSED * is_paused, row, "every queue is empty")
     settings = session.settings()
-    served = {*+serving, settings.dead_letter_queue}
+    served = {*serving, settings.dead_letter_queue}
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
     if waits and backend.capabilities.exact_counts:  # else leased jobs count as waiting
         start = f"`jobpool --queue {','.join(waits[:MAX_NAMED])}{'' if settings.apps else ' --app YOUR_APP'}`"

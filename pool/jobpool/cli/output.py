@@ -73,16 +73,24 @@ def answer(
     columns: Sequence[Column],
     row: Callable[[Found], Sequence[str]],
     nothing: str = "",
-) -> None:
-    """Answer with what is found, as it is read: JSON, a table, or a note that there is nothing."""
+    limit: int = 0,
+) -> bool:
+    """Answer with what is found, as it is read: JSON, a table, or a note that there is nothing; return if there is.
+
+    Of more than `limit` (0 = no limit) the first, and a note that there are more.
+    """
     rest = iter(found)
     first = [*islice(rest, 1)]
+    shown = chain(first, islice(rest, limit - 1 if limit else None))
     if asks_json():
-        _answer_list(map(values, chain(first, rest)))
+        _answer_list(map(values, shown))
     elif first:
-        table(columns, map(row, chain(first, rest)))
+        table(columns, map(row, shown))
     elif nothing:
         note(nothing)
+    if limit and next(rest, None) is not None:
+        note(f"there are more than {limit}; --limit 0 lists all")
+    return bool(first)
 
 
 def _answer_list(values: Iterator[Any]) -> None:

@@ -29,7 +29,6 @@ from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.ipc.fork_client import ForkServerClient
     from jobpool.master.serving import OtherPools
     from jobpool.ops.runtime_dir import PoolFile
 
@@ -210,7 +209,10 @@ def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBacke
             with contextlib.suppress(OSError):  # the master tries again, and says why
                 begun = ForkServerClient(os.environ)  # its imports run beside those of the master
                 at_the_end.callback(begun.discard)
-            return _run(published, note, lines, wrap, begun)
+            from jobpool.master.run import run_pool
+
+            start = partial(run_pool, published, wrap=wrap, last=True, begun=begun)
+            return start() if note is None else _run(start, published, note, lines)
     except SystemExit as stopped:
         if stopped.code:
             raise
@@ -218,20 +220,12 @@ def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBacke
         return 0
 
 
-def _run(
-    pool: Settings,
-    note: PoolFile | None,
-    lines: LineHandler | None,
-    wrap: Callable[[QueueBackend], QueueBackend] | None,
-    begun: ForkServerClient | None,
-) -> int:
-    """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
-    from jobpool.master.run import MachinePools, run_pool
+def _run(start: Callable[..., int], pool: Settings, note: PoolFile, lines: LineHandler | None) -> int:
+    """Run it beside the others of this machine, and tell how it gets on: with `lines` on a terminal, below them."""
+    from jobpool.master.run import MachinePools
     from jobpool.master.serving import OtherPools
     from jobpool.ops.runtime_dir import rewrite, serving
 
-    if note is None:
-        return run_pool(pool, wrap=wrap, last=True, begun=begun)
     place = Path(note.board).parent
     queues = list(pool.queue_names)  # or those of the app, once it is loaded
 
@@ -246,7 +240,7 @@ def _run(
         return OtherPools(served, any(one.scheduler for one in others))
 
     with _progress(pool, note, lines, queues):
-        return run_pool(pool, wrap=wrap, last=True, machine_pools=MachinePools(announce, read), begun=begun)
+        return start(machine_pools=MachinePools(announce, read))
 
 
 def _progress(

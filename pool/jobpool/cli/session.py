@@ -62,7 +62,6 @@ class Session:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether there are more `-q` than `-v`."""
         return self._louder < 0
 
     def settings(self, **more: Any) -> Settings:
@@ -146,14 +145,14 @@ class Session:
 
     def queues_served(self) -> Counter[str]:
         """Count the pools of this user on this machine that serve each queue of the configured broker."""
-        if sys.platform != "linux":  # no pool runs here
-            return Counter()
-        from jobpool.ops.runtime_dir import runtime_dir, serving
+        served = Counter[str]()
+        if sys.platform == "linux":  # elsewhere no pool runs
+            from jobpool.ops.runtime_dir import runtime_dir, serving
 
-        with contextlib.suppress(JobpoolError):  # no pool runs without such a directory unseen
-            pools = serving(runtime_dir(), self.settings().backend)
-            return Counter(queue for pool in pools for queue in pool.queues)
-        return Counter()
+            with contextlib.suppress(JobpoolError):  # no pool runs without such a directory unseen
+                for pool in serving(runtime_dir(), self.settings().backend):
+                    served.update(pool.queues)
+        return served
 
 
 def search_path(config_directory: Path) -> tuple[str, ...]:

@@ -111,10 +111,7 @@ class View:
         lines = [line for sample, room in pools for line in pool_lines(sample, width, room, self._slot_of(sample))]
         lines += [pool_lines(sample, width, 1)[0] for sample in rest]
         if len(lines) > height:
-            lines = [
-                *lines[: height - 1],
-                click.style(cut("… more pools: make the window taller, or filter", width), dim=True),
-            ]
+            lines[height - 1 :] = [click.style(cut("… more pools: make the window taller, or filter", width), dim=True)]
         return lines
 
     def _slot_of(self, sample: PoolSample) -> int | None:

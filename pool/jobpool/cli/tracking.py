@@ -50,9 +50,7 @@ def status(session: Session, idents: tuple[str, ...], watch: bool) -> int:
             before, found = found, backend.wait(idents, WATCH_S)
             if found != before:
                 show(found)
-        why = "it never was, was removed, or is done and kept no result (result_ttl)"
-        if not backend.capabilities.finds_all:
-            why = unseen(backend)
+        why = tracking.WHY_UNKNOWN if backend.capabilities.finds_all else unseen(backend)
     if any(one.state is JobState.UNKNOWN for one in found):
         note(f"unknown: {why}")
         return UNKNOWN

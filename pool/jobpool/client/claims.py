@@ -26,6 +26,7 @@ import orjson
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.broker.filters import next_page
+from jobpool.broker.packing import in_batches
 from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
 from jobpool.message.envelope import decode, verify
 from jobpool.message.names import check_queue, check_text
@@ -33,7 +34,7 @@ from jobpool.message.payload import check_payload
 
 Reply = TypeVar("Reply")
 
-BATCH, BATCH_BYTES = 500, 4 * 2**20  # of a round trip of `post`: messages, and bytes at which it ends early
+BATCH, BATCH_BYTES = 500, 4 * 2**20  # of a round trip of `post`: messages, and bytes
 FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20  # of a round trip of `messages`: the first, and each later one
 
 
@@ -81,16 +82,9 @@ class Queue:
     def post_in_batches(self, messages: Iterable[Any], ttl: float | None, delay: float) -> Iterator[list[str]]:
         """Add messages; yield the ids of each batch when it has been added, because an error does not undo it."""
         store = self._store
-        batch, room = list[NewPost](), BATCH_BYTES
-        for number, message in enumerate(messages):
-            raw = isinstance(message, bytes | bytearray)
-            body = bytes(message) if raw else orjson.dumps(check_payload(message, f"messages[{number}]"))
-            batch.append(NewPost(secrets.token_hex(8), True, body, ttl, delay))
-            room -= len(body)
-            if len(batch) == BATCH or room <= 0:
-                yield _once_more(partial(store.post, self.name, batch))
-                batch, room = [], BATCH_BYTES
-        if batch:
+        bodies = (_body(message, number) for number, message in enumerate(messages))
+        posts = (NewPost(secrets.token_hex(8), True, body, ttl, delay) for body in bodies)
+        for batch in in_batches(posts, BATCH, BATCH_BYTES, lambda post: len(post.body)):
             yield _once_more(partial(store.post, self.name, batch))
 
     def claim(self, limit: int = 10, ttl: float = 300, grace: float = 60) -> Claim | None:
@@ -308,6 +302,12 @@ def posted_value(body: bytes) -> Any:
         return orjson.loads(body)
     except ValueError:
         return body
+
+
+def _body(message: Any, number: int) -> bytes:
+    if isinstance(message, bytes | bytearray):
+        return bytes(message)
+    return orjson.dumps(check_payload(message, f"messages[{number}]"))
 
 
 def _once_more(call: Callable[[], Reply]) -> Reply:

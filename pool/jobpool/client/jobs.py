@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,21 +22,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
-from jobpool.broker import control, editing, tracking
+from jobpool.broker import control, editing, opening, tracking
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
 from jobpool.broker.control import Cancel, Pause, PoolRecord
 from jobpool.broker.filters import parse_filter
-from jobpool.broker.opening import (
-    Runner,
-    check_url,
-    default_signer,
-    default_url,
-    missing_database,
-    open_backend,
-    redact,
-    scheme_of,
-)
+from jobpool.broker.packing import in_batches
 from jobpool.broker.values import Edited, MessageFilter, QueueStats
 from jobpool.client.batch import Batch, open_batch
 from jobpool.client.claims import BATCH_BYTES, Queue
@@ -54,7 +45,7 @@ if TYPE_CHECKING:
     from jobpool.client.awaited import Waits
     from jobpool.client.batch import Callback
 
-BATCH = 1000  # jobs in one round trip of `enqueue_many`; one ends early at `BATCH_BYTES`
+BATCH = 1000  # jobs in one round trip of `enqueue_many`, of up to `BATCH_BYTES`
 
 _OUR_OWN: object = object()  # not None: a connection that Django has not opened yet is None
 logger = logging.getLogger("jobpool.client")
@@ -86,12 +77,12 @@ class Jobs:
         *,
         signing_key: Key | Sequence[Key] | None = None,
         backend: QueueBackend | None = None,
-        runner: Runner | None = None,
+        runner: opening.Runner | None = None,
         **options: Any,
     ) -> None:
         if backend is not None and (url is not None or signing_key is not None or runner is not None or options):
             raise ConfigurationError("an open backend has its URL, keys and options already: give it alone")
-        self._url = None if url is None else check_url(url)
+        self._url = None if url is None else opening.check_url(url)
         self._signing_key = signing_key
         self._runner = runner
         self._options = options
@@ -428,7 +419,7 @@ class Jobs:
     def __repr__(self) -> str:
         if self._given is not None:
             return f"<Jobs on a {self._given.scheme} backend>"
-        return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
+        return f"<Jobs {opening.redact(self._url) if self._url else 'on the default backend'}>"
 
     def _waits(self) -> Waits:
         import asyncio  # a program without an event loop never pays for it
@@ -442,17 +433,18 @@ class Jobs:
 
     def _open(self) -> QueueBackend:
         config = find_config()
-        url = self._url or default_url(config)
+        url = self._url or opening.default_url(config)
         if self._url is None and "backend" not in config.values and not os.environ.get("JOBPOOL_BACKEND"):
-            level = logging.WARNING if _is_elsewhere(config.directory) and missing_database(url) else logging.INFO
+            is_odd = _is_elsewhere(config.directory) and opening.missing_database(url)
             text = "no backend is configured: using %s (set JOBPOOL_BACKEND, or backend in a file)"
-            logger.log(level, text, redact(url))
+            logger.log(logging.WARNING if is_odd else logging.INFO, text, opening.redact(url))
         runner = self._runner
-        if runner is None and scheme_of(url) == "sync":
+        if runner is None and opening.scheme_of(url) == "sync":
             from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
 
             runner = inline_runner()
-        return open_backend(url, signer=default_signer(self._signing_key, config), runner=runner, **self._options)
+        signer = opening.default_signer(self._signing_key, config)
+        return opening.open_backend(url, signer=signer, runner=runner, **self._options)
 
 
 def _is_elsewhere(folder: Path) -> bool:
@@ -480,17 +472,15 @@ def _counting() -> Iterator[list[str]]:
 
 
 def job_batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:
-    """Yield the jobs in the parts that go in one round trip each: `BATCH` of them, or about `BATCH_BYTES`."""
-    batch, room = list[JobDefinition](), BATCH_BYTES
-    for definition in map(definition_of, jobs):
-        batch.append(definition)
-        with suppress(TypeError):  # changed since it was checked: the backend says what is wrong
-            room -= len(orjson.dumps((definition.payload, definition.meta, definition.then)))
-        if len(batch) == BATCH or room <= 0:
-            yield batch
-            batch, room = [], BATCH_BYTES
-    if batch:
-        yield batch
+    """Yield the jobs in the parts that go in one round trip each: up to `BATCH` of them, and to `BATCH_BYTES`."""
+    return in_batches(map(definition_of, jobs), BATCH, BATCH_BYTES, _size)
+
+
+def _size(definition: JobDefinition) -> int:
+    try:
+        return len(orjson.dumps((definition.payload, definition.meta, definition.then)))
+    except TypeError:  # changed since it was checked: the backend says what is wrong
+        return 0
 
 
 def _after_fork() -> None:

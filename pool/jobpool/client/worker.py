@@ -202,7 +202,7 @@ class QueueWorker:
         backoff = parse_backoff(handler.backoff) if handler.backoff else None
         return Rules(handler.max_retries, self._grace, backoff=backoff)
 
-    def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects its faults here and in `_nap`
+    def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects faults here, in `_settle` and `_nap`
         return run_attempt(job, self._registry)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:

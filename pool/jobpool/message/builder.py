@@ -10,7 +10,7 @@ from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, check_seconds
 from jobpool.message import producer as producers
 from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_int, check_may_start
-from jobpool.message.names import DEFAULT_QUEUE, check_name
+from jobpool.message.names import DEFAULT_QUEUE, check_name, nearest
 from jobpool.message.payload import check_payload
 from jobpool.message.producer import Enqueues
 from jobpool.message.results import JobHandle
@@ -59,8 +59,8 @@ class JobBuilder:
 
         def __getattr__(self, name: str) -> Any:
             hint = f"; use .{name.replace('enqueue', 'dispatch')}()" if name in ("enqueue", "aenqueue") else ""
-            near = None if hint else name  # of which Python makes its own "Did you mean"
-            raise AttributeError(f"a job builder has no attribute {name!r}{hint}", name=near, obj=self)
+            hint = hint or nearest(name, (word for word in dir(JobBuilder) if word[0] != "_"))
+            raise AttributeError(f"a job builder has no attribute {name!r}{hint}")
 
     @property
     def payload(self) -> Any:

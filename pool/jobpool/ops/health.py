@@ -12,15 +12,7 @@ from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
-from jobpool.telemetry.metrics.pages import (
-    BOOT_LOOP,
-    BROKER_SILENT,
-    LOOP_LIMIT,
-    MISSED,
-    ready_children,
-    refuses,
-    seconds_since,
-)
+from jobpool.telemetry.metrics import pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +38,19 @@ class Health:
 
 def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
     """Return the checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
-    silent, master = seconds_since(header.loop_at, header, now), f"the master (pid {pool.pid})"
+    silent, master = pages.seconds_since(header.loop_at, header, now), f"the master (pid {pool.pid})"
     told = f"turned its loop {format_duration(silent)} ago"
-    if silent > LOOP_LIMIT:
+    if silent > pages.LOOP_LIMIT:
         told = f"has not turned its loop for {format_duration(silent)}"
-    broker, reaper = seconds_since(header.broker_ok_at, header, now), seconds_since(header.reaped_at, header, now)
+    broker, reaper = (
+        pages.seconds_since(header.broker_ok_at, header, now),
+        pages.seconds_since(header.reaped_at, header, now),
+    )
     failed = header.boot_failures
-    booted = failed < BOOT_LOOP
+    booted = failed < pages.BOOT_LOOP
     why = f": {header.problem}" if header.problem else ""
     return [
-        Check("loop", silent <= LOOP_LIMIT, f"{master} {told}"),
+        Check("loop", silent <= pages.LOOP_LIMIT, f"{master} {told}"),
         _children(header),
         _broker(header, broker),
         _regular("reaper", "the reaper", "ran", "due", reaper, header.reap_interval),
@@ -79,22 +74,22 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
 def _children(header: HeaderView) -> Check:
     ok = header.ready >= 1
     draining = ", draining" if ok and header.draining else ""
-    told = header.problem not in ("", BROKER_SILENT) and not refuses(header)  # jobs may run with it
+    told = header.problem not in ("", pages.BROKER_SILENT) and not pages.refuses(header)  # jobs may run with it
     worry = f"{'; ' if ok else ': '}{header.problem}" if told else ""
-    return Check("children", ok, f"{ready_children(header)}{draining}{worry}")
+    return Check("children", ok, f"{pages.ready_children(header)}{draining}{worry}")
 
 
 def _broker(header: HeaderView, silent: float) -> Check:
-    if refuses(header):
+    if pages.refuses(header):
         return Check("broker", False, header.problem)
     check = _regular("broker", header.backend, "answered well", "asked", silent, header.broker_interval)
-    now = "; it does not answer now" if header.problem == BROKER_SILENT else ""
+    now = "; it does not answer now" if header.problem == pages.BROKER_SILENT else ""
     return replace(check, text=check.text + now)
 
 
 def _regular(name: str, who: str, did: str, due: str, silent: float, interval: float) -> Check:
     """Judge something that must happen each `interval` seconds, and last did `silent` seconds ago."""
     ago = format_duration(silent)
-    if silent > MISSED * interval:
+    if silent > pages.MISSED * interval:
         return Check(name, False, f"{who} last {did} {ago} ago; it is {due} every {format_duration(interval)}")
     return Check(name, True, f"{who} {did} {ago} ago")

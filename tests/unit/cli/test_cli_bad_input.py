@@ -42,7 +42,7 @@ from jobpool.errors import ConfigurationError
         (["version"], 2, "'version' is not a verb of jobpool; did you mean '--version'?"),
         (["show"], 2, "'show' is not a verb of jobpool; did you mean 'inspect'?"),
         (["dead", "show"], 2, "'show' is not a verb of jobpool dead; the verbs are list, purge, retry"),
-        (["dead", "retyr"], 2, "'retyr' is not a verb of jobpool dead; did you mean 'retry'?"),
+        (["dead", "retyr"], 2, "dead; did you mean 'retry'?\n`jobpool dead --help` lists what there is."),
         (["cron", "history"], 2, "'history' is not a verb of jobpool cron; did you mean 'jobpool history'?"),
         (["-Q", "reports,3"], 2, "--queue: '3' after a comma would be a queue; a weight is written NAME=3"),
         (["--ttl", "soon"], 2, "--ttl: 'soon' is not a duration: write seconds, such as 90, or"),

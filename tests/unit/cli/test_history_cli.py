@@ -191,7 +191,7 @@ def test_status_tells_each_job_in_order(jobpool: Jobpool, broker: QueueBackend) 
 def test_an_unknown_id_is_an_exit_code(jobpool: Jobpool, broker: QueueBackend) -> None:
     result = jobpool("status", done(broker), "never", code=1)
     assert "unknown" in result.stdout
-    assert "is done and kept no result" in result.stderr
+    assert "its result is not kept" in result.stderr
 
 
 def test_watch_ends_when_all_have(jobpool: Jobpool, broker: QueueBackend) -> None:

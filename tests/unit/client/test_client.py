@@ -104,13 +104,25 @@ def test_many_jobs_go_in_batches_and_keep_their_order() -> None:
 
 def test_large_jobs_go_in_smaller_batches() -> None:
     recorder = Recorder()
-    bodies = ["x" * 2**20] * 9 + ["x"] * 9
+    bodies = ["x" * (2**20 - 100)] * 9 + ["x"] * 9  # four of them in 4 MiB, with what is around them
     Jobs(backend=recorder).enqueue_many(JobDefinition("report", body) for body in bodies)  # type: ignore[arg-type]
     assert recorder.batches == [4, 4, 10]
     assert [definition.payload for definition in recorder.jobs] == bodies
-    large = JobDefinition("report", meta={"text": "x" * 2**19}, then=(JobDefinition("report", "x" * 2**19),))
+    half = "x" * (2**19 - 500)
+    large = JobDefinition("report", meta={"text": half}, then=(JobDefinition("report", half),))
     Jobs(backend=recorder).enqueue_many([large] * 9)  # type: ignore[arg-type]
     assert recorder.batches[3:] == [4, 4, 1]
+
+
+def test_a_full_batch_is_sent_before_the_next_job_is_read() -> None:
+    recorder, sent = Recorder(), list[int]()
+
+    def slow_source() -> Iterator[JobDefinition]:
+        yield from [JobDefinition("report")] * 1000
+        sent.extend(recorder.batches)
+
+    Jobs(backend=recorder).enqueue_many(slow_source())  # type: ignore[arg-type]
+    assert sent == [1000]
 
 
 def test_a_generator_is_read_as_the_batches_are_sent() -> None:

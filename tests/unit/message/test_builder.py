@@ -249,6 +249,8 @@ def test_a_builder_that_is_enqueued_names_its_own_word() -> None:
     for word, instead in [("enqueue", "dispatch"), ("aenqueue", "adispatch")]:
         with pytest.raises(AttributeError, match=rf"has no attribute '{word}'; use \.{instead}\(\)"):
             getattr(JobBuilder("report"), word)
+    with pytest.raises(AttributeError, match=r"has no attribute 'name'; did you mean 'named'\?$"):
+        JobBuilder("report").name  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(JobBuilder("report"), "send")
 
 

@@ -14,14 +14,7 @@ from django.utils import timezone
 
 from jobpool.broker.opening import check_url, default_url, scheme_of
 from jobpool.client.jobs import Jobs
-from jobpool.contrib.django import running
-from jobpool.contrib.django.framework import (
-    BaseTaskBackend,
-    InvalidTask,
-    TaskResultDoesNotExist,
-    task_backends,
-    task_enqueued,
-)
+from jobpool.contrib.django import framework, running
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message import producer
 from jobpool.message.definition import JobDefinition
@@ -37,7 +30,7 @@ NORMAL_PRIORITY = 100
 """jobpool's priority of Django's 0. There -100 to 100 run the larger first, here 0 to 255 the smaller."""
 
 
-class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
+class JobpoolBackend(framework.BaseTaskBackend):  # type: ignore[misc]
     """A task backend that enqueues to a broker of jobpool, as an entry of `TASKS` describes it.
 
     `OPTIONS`, all of them optional:
@@ -73,9 +66,9 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         try:
             found = running.find(task.module_path)
         except (LookupError, TypeError) as error:
-            raise InvalidTask(str(error)) from None
+            raise framework.InvalidTask(str(error)) from None
         if found.func is not task.func:  # so a worker would run that one
-            raise InvalidTask(f"{task.module_path} is another task: give each function a name of its own")
+            raise framework.InvalidTask(f"{task.module_path} is another task: give each function a name of its own")
         running.check_arguments(task, args, kwargs)
         result = running.new_result(task, secrets.token_hex(8), list(args), dict(kwargs), self.alias)
         job = self._define(result)
@@ -113,7 +106,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
                     if message.handler != running.HANDLER:
                         break
                     return running.live_result(message, status)
-        raise TaskResultDoesNotExist(result_id)
+        raise framework.TaskResultDoesNotExist(result_id)
 
     def check(self, **_: Any) -> Iterator[Any]:
         """Yield an error for each wrong option or queue, as Django's system checks show it."""
@@ -160,7 +153,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
     def _send(self, job: JobDefinition, result: Any) -> None:
         open_jobs(self.url).enqueue(job)
         object.__setattr__(result, "enqueued_at", timezone.now())
-        task_enqueued.send(type(self), task_result=result)
+        framework.task_enqueued.send(type(self), task_result=result)
 
 
 _producers: dict[str | None, Jobs] = {}  # by URL: Django makes a backend for each thread, jobpool connects once
@@ -180,5 +173,5 @@ def open_jobs(url: str | None) -> Jobs:
 
 def entries() -> list[JobpoolBackend]:
     """Return the entries of TASKS that are of jobpool, `default` before the others."""
-    found = [backend for backend in task_backends.all() if isinstance(backend, JobpoolBackend)]
+    found = [backend for backend in framework.task_backends.all() if isinstance(backend, JobpoolBackend)]
     return sorted(found, key=lambda backend: backend.alias != "default")

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 from jobpool.errors import ConfigurationError
 
-try:
-    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
-    from django.tasks.backends.base import BaseTaskBackend
-    from django.tasks.base import Task, TaskError
-    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
-    from django.tasks.signals import task_enqueued, task_finished, task_started
-except ModuleNotFoundError as error:
-    if error.name != "django.tasks":
-        raise
-    try:
-        from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
-        from django_tasks.backends.base import BaseTaskBackend
-        from django_tasks.base import Task, TaskError
-        from django_tasks.exceptions import InvalidTaskError as InvalidTask
-        from django_tasks.exceptions import TaskResultDoesNotExist
-        from django_tasks.signals import task_enqueued, task_finished, task_started
-    except ModuleNotFoundError as missing:
-        if missing.name != "django_tasks":
-            raise
-        raise ConfigurationError(
-            "tasks need Django 6.0, or django-tasks before that: pip install django-tasks"
-        ) from None
+_ROOT = next(filter(find_spec, ("django.tasks", "django_tasks")), None)
+if _ROOT is None:
+    raise ConfigurationError("tasks need Django 6.0, or django-tasks before that: pip install django-tasks")
 
-__all__ = [
-    "BaseTaskBackend",
-    "InvalidTask",
-    "Task",
-    "TaskContext",
-    "TaskError",
-    "TaskResult",
-    "TaskResultDoesNotExist",
-    "TaskResultStatus",
-    "task_backends",
-    "task_enqueued",
-    "task_finished",
-    "task_started",
-]
+_tasks, _base, _backends, _exceptions, _signals = (
+    import_module(_ROOT + part) for part in ("", ".base", ".backends.base", ".exceptions", ".signals")
+)
+BaseTaskBackend = _backends.BaseTaskBackend
+Task, TaskError = _base.Task, _base.TaskError
+TaskContext, TaskResult, TaskResultStatus = _tasks.TaskContext, _tasks.TaskResult, _tasks.TaskResultStatus
+task_backends = _tasks.task_backends
+InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
+TaskResultDoesNotExist = _exceptions.TaskResultDoesNotExist
+task_enqueued, task_finished, task_started = _signals.task_enqueued, _signals.task_finished, _signals.task_started

@@ -18,15 +18,8 @@ from django.utils import timezone
 
 import jobpool
 from jobpool.broker.values import Message
-from jobpool.contrib.django.framework import (
-    Task,
-    TaskContext,
-    TaskError,
-    TaskResult,
-    TaskResultStatus,
-    task_finished,
-    task_started,
-)
+from jobpool.contrib.django import framework
+from jobpool.contrib.django.framework import TaskResultStatus
 from jobpool.handlers.conversion import call_problem
 from jobpool.message.envelope import decode
 from jobpool.message.masking import Masker
@@ -59,7 +52,7 @@ def find(path: str) -> Any:
         found = None
     if found is None:
         raise LookupError(f"no task {path}: nothing has this name")
-    if not isinstance(found, Task):
+    if not isinstance(found, framework.Task):
         raise TypeError(f"{path} is not a task: decorate the function with @task, under its own name")
     return found
 
@@ -78,20 +71,9 @@ def check_arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def new_result(task: Any, identifier: str, args: Sequence[Any], kwargs: Mapping[str, Any], alias: str) -> Any:
     """Return the `TaskResult` of a run that has not begun. Raises `TypeError`: JSON cannot carry the arguments."""
-    return TaskResult(
-        task=task,
-        id=identifier,
-        status=TaskResultStatus.READY,
-        enqueued_at=None,
-        started_at=None,
-        last_attempted_at=None,
-        finished_at=None,
-        args=args,
-        kwargs=kwargs,
-        backend=alias,
-        errors=[],
-        worker_ids=[],
-    )
+    about = {"task": task, "id": identifier, "args": args, "kwargs": kwargs, "backend": alias}
+    times = dict.fromkeys(("enqueued_at", "started_at", "last_attempted_at", "finished_at"))
+    return framework.TaskResult(status=TaskResultStatus.READY, errors=[], worker_ids=[], **about, **times)
 
 
 def run_task(
@@ -113,8 +95,8 @@ def run_task(
     now = timezone.now()
     _change(result, status=TaskResultStatus.RUNNING, started_at=now, last_attempted_at=now)
     sender = type(found.get_backend())
-    task_started.send(sender, task_result=result)
-    context = (TaskContext(task_result=result),) if found.takes_context else ()
+    framework.task_started.send(sender, task_result=result)
+    context = (framework.TaskContext(task_result=result),) if found.takes_context else ()
     try:
         value = found.call(*context, *args, **kwargs)
     except (jobpool.Retry, jobpool.Snooze):
@@ -122,12 +104,14 @@ def run_task(
     except Exception as error:
         kind = type(error)
         text = "".join(format_exception(error))
-        result.errors.append(TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=text))
+        result.errors.append(
+            framework.TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=text)
+        )
         _change(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())
-        task_finished.send(sender, task_result=result)
+        framework.task_finished.send(sender, task_result=result)
         raise
     _change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
-    task_finished.send(sender, task_result=result)
+    framework.task_finished.send(sender, task_result=result)
     if not keep:
         return value
     asked = {"task": task, "args": args, "kwargs": kwargs, "backend": backend, "value": value}
@@ -154,7 +138,7 @@ def live_result(message: Message, status: JobStatus) -> Any:
     if status.has_ended:
         state = TaskResultStatus.FAILED
         error = status.error or status.state.value
-        result.errors.append(TaskError(exception_class_path=_class_of(error), traceback=error))
+        result.errors.append(framework.TaskError(exception_class_path=_class_of(error), traceback=error))
     times = {"started_at": began, "last_attempted_at": began, "finished_at": _moment(status.ended_at)}
     _change(result, status=state, worker_ids=workers, enqueued_at=_moment(message.enqueued_at), **times)
     return result

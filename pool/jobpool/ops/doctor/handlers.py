@@ -54,7 +54,11 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
             yield Finding(
                 "schedules", Level.PROBLEM, app.refused.rstrip("."), "no scheduler starts with that", "correct it"
             )
-        bad = [*_spoilt(app.spoilt_logs, settings)]
+        bad = []
+        if app.spoilt_logs and settings.workers > 1:
+            found = f"each child rotates or empties these log files by itself: {listed(app.spoilt_logs)}"
+            mend = "use WatchedFileHandler in mode 'a', and logrotate"
+            bad.append(_forks(found, "that loses lines of others", mend))
         mend = "correct the schedule's handler or payload"
         bad += [_warning(told, "jobs of a schedule cannot run", mend) for told in app.unfit]
         if app.enqueues:
@@ -67,12 +71,6 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
         if settings.preload:
             bad += _missing(app.threads, app.native, app.cut)
         yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
-
-
-def _spoilt(files: Sequence[str], settings: Settings) -> Iterator[Finding]:
-    if files and settings.workers > 1:
-        found = f"each child rotates or empties these log files by itself: {listed(files)}"
-        yield _forks(found, "that loses lines of others", "use WatchedFileHandler in mode 'a', and logrotate")
 
 
 def _missing(threads: Sequence[str], native: int, cut: Sequence[str]) -> Iterator[Finding]:

@@ -80,10 +80,9 @@ def find_supervisor(environ: Mapping[str, str], root: Path) -> Supervisor | None
             return Supervisor(STOP_VARIABLE, parse_duration(text), "the supervisor's time and this variable")
         except ValueError:
             return Supervisor(STOP_VARIABLE, 0.0, f"it: {text!r} is not a duration")
-    if "INVOCATION_ID" in environ and (unit := _unit(root)):
-        seconds = _asked(unit, environ)
-        if seconds is not None:
-            return Supervisor(f"systemd ({unit})", seconds, "TimeoutStopSec")
+    unit = _unit(root) if "INVOCATION_ID" in environ else None
+    if unit and (seconds := _asked(unit, environ)) is not None:
+        return Supervisor(f"systemd ({unit})", seconds, "TimeoutStopSec")
     if "KUBERNETES_SERVICE_HOST" in environ:
         return Supervisor("Kubernetes", KUBERNETES_GRACE_S, "terminationGracePeriodSeconds", known=False)
     if (root / ".dockerenv").exists():

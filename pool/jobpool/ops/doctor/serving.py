@@ -34,8 +34,8 @@ def examine(settings: Settings, handlers: Sequence[HandlerInfo], silent: Silent 
     except JobpoolError:
         pools = []
     served = {*settings.queue_names, *chain.from_iterable(pool.queues for pool in pools)}
-    bad = [*_handlers(handlers, served), *_schedules(handlers, settings, pools)]
     names = [name for info in handlers for name in info.schedules]
+    bad = [*_handlers(handlers, served), *_schedules(names, settings, pools)]
     with suppress(JobpoolError):  # the check of the broker says so
         bad += _asked(settings, served, handlers, silent) if silent and (served or names) else ()
     yield from bad or [
@@ -50,8 +50,7 @@ def _handlers(handlers: Sequence[HandlerInfo], served: Collection[str]) -> Itera
         yield Finding(CHECK, Level.NOTE, found, why, f"add {queue!r} to `queues`, or leave `queues` out")
 
 
-def _schedules(handlers: Sequence[HandlerInfo], settings: Settings, pools: Sequence[PoolFile]) -> Iterator[Finding]:
-    names = [name for info in handlers for name in info.schedules]
+def _schedules(names: Sequence[str], settings: Settings, pools: Sequence[PoolFile]) -> Iterator[Finding]:
     if names and not (settings.cron or any(pool.scheduler for pool in pools)):
         why = "neither these settings nor a pool here fire them, so they wait unless a scheduler elsewhere does"
         mend = "set cron in one pool, or run `jobpool cron run`"
