@@ -1,5 +1,11 @@
 -- The failures of messages of queue q, as JSON that a person can read.
 
+-- The fields that were noted of a message; none of them where the note was written by hand.
+local function read_notes(text)
+    local is_json, fields = pcall(cjson.decode, text or '')
+    return is_json and type(fields) == 'table' and fields or {}
+end
+
 -- Each edit is {member, name, text, name, text, …}, and false for a text removes it.
 local function note_failures(q, edits)
     local members, found, changes = {}, {}, {}

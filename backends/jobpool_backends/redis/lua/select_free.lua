@@ -66,7 +66,7 @@ end
 local function select_free(q, limit, max_claims)
     local found, looked = {members = {}, records = {}, bodies = {}, worn = {}, worn_records = {}, bytes = 0}, 0
     promote(q, DUE)
-    promote_posts(q, DUE)
+    promote(post_sets(q), DUE)
     repeat
         local members, sets = front(q, looked == 0 and limit or 100)
         local free, records, over, ended = sort_out(q, members, found, limit - #found.members, max_claims)

@@ -45,12 +45,7 @@ local function put_back(work, member, text, failures, delay, mark)
     local available = digits(now + delay)
     mark = old == '+' and old or mark
     leave(work, member, format('%s %d %s %s%s %s', deliveries, attempts + failures, crashes, mark, available, rest))
-    if delay > 0 then
-        push_pair(work.delayed, available, member)
-        push(work.later, member)
-    else
-        push(work.ready, member)
-    end
+    line_up(work, member, delay > 0 and available)
 end
 
 local function note_errors(work, member, text)
@@ -160,9 +155,7 @@ local function write(q, work)
     note_failures(q, work.edits)
     erase(q, work.ended, work.ids, work.given)
     write_many('HSET', q.record, work.changes)
-    write_many('ZADD', q.ready, scored(0, work.ready))
-    write_many('ZADD', q.delayed, work.delayed)
-    write_many('ZADD', q.later, scored(0, work.later))
+    write_line(q, work)
     bury(q, work.dead)
     write_many('ZADD', q.leased, scored(now, work.forfeited))
     write_many('ZREM', q.leased, work.ended)

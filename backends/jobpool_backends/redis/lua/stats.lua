@@ -14,15 +14,13 @@ local due = delayed > 0 and call('ZCOUNT', q.delayed, '-inf', now) or 0
 local oldest
 
 local function consider(member)
-    if member and (not oldest or sub(member, 4) < sub(oldest, 4)) then
+    if not oldest or sub(member, 4) < sub(oldest, 4) then
         oldest = member
     end
 end
 
-local first = waiting > 0 and call('ZRANGE', q.ready, '[0', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-while priority_of(first) do -- the first of each priority
+for _, first in ipairs(waiting > 0 and firsts_in(q.ready) or {}) do
     consider(first)
-    first = call('ZRANGE', q.ready, format('[%03d', priority_of(first) + 1), '+', 'BYLEX', 'LIMIT', 0, 1)[1]
 end
 for _, member in ipairs(due > 0 and call('ZRANGE', q.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, DUE) or {}) do
     consider(member)
