@@ -160,9 +160,7 @@ def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
             connection.close()
             raise
     except RedisError as error:
-        if (meaning := explain(error, endpoint).error) is None:
-            raise
-        raise meaning from None
+        raise explain(error, endpoint).error or error from None
 
 
 def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], what: str) -> tuple[int, Result]:

@@ -11,7 +11,7 @@ from jobpool_backends.redis.connections import Script
 
 FILES = {file.name: file.read_text("utf-8") for file in keyspace._FOLDER.iterdir()}
 SCRIPTS = {name: script for name, script in vars(keyspace).items() if isinstance(script, Script)}
-MAIN = {name: f"{name.removesuffix('_GIVEN').lower()}.lua" for name in SCRIPTS}
+MAIN = {name: f"{name.lower()}.lua" for name in SCRIPTS}
 PIECES = [text for file, text in FILES.items() if file not in {*MAIN.values(), "common.lua"}]
 
 

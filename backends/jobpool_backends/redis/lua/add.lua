@@ -57,9 +57,7 @@ local function write_new(q, name, new)
     for _, each in ipairs(new.more) do
         write_more(q, unpack(each))
     end
-    if #new.batched > 0 then
-        write_many('HSET', named_key(q, 'batched'), new.batched)
-    end
+    write_many('HSET', named_key(q, 'batched'), new.batched)
     if #new.ready > 0 then
         wake_one(q)
     end

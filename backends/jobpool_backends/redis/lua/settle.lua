@@ -28,8 +28,8 @@ local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, s = 1, b = 2, x 
 local function nothing_yet()
     return {
         ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
-        dead = {}, edits = {}, unique = {}, unique_ids = {}, lasts = {}, moved = {}, moved_ids = {}, guarded = {},
-        dead_ids = {}, cancelled = {}, results = {}, result_ids = {},
+        dead = {}, dead_ids = {}, cancelled = {}, edits = {}, unique = {}, moved = {}, moved_ids = {}, guarded = {},
+        results = {}, result_ids = {},
     }
 end
 
@@ -61,12 +61,6 @@ local function note_errors(work, member, text)
     end
 end
 
-local function end_unique(work, member, id, lasts)
-    push(work.unique, member)
-    push(work.unique_ids, id)
-    push(work.lasts, lasts)
-end
-
 -- By verb. `at`: where its arguments begin.
 local verbs = {}
 
@@ -77,7 +71,7 @@ function verbs.a(work, member, _, at, id, verb)
         push(work.given, id)
     end
     if verb == 'u' or verb == 'U' then
-        end_unique(work, member, id, tonumber(ARGV[at]))
+        push(work.unique, {member, id, tonumber(ARGV[at])})
     end
 end
 
@@ -121,15 +115,13 @@ function verbs.m(work, member, text, _, id)
     push(work.moved_ids, id)
     leaving[id] = member
     if match(text, '^%d+ %d+ %d+ %S+ %d+ [uw]', 33) then
-        end_unique(work, member, id, 0)
+        push(work.unique, {member, id, 0})
     end
 end
 
 -- Free unique keys, and gather what moved messages take along: notes and batches. Then others may be added.
 local function make_way(q, work)
-    if #work.unique > 0 then
-        give_keys(q, work.unique, work.unique_ids, work.lasts)
-    end
+    give_keys(q, work.unique)
     for i, text in ipairs(read_many('HMGET', q.notes, work.moved)) do
         carried[work.moved_ids[i]] = text and read_notes(text) or nil
     end
