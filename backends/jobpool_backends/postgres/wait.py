@@ -77,14 +77,11 @@ class Sleeper:
 
 
 class Waiter:
-    """The wait on one database, for messages or ends of jobs, and kept results; any number of threads at once.
+    """The wait on one database, for messages or ends of jobs, and kept results; any number of threads at once."""
 
-    `listen`: LISTEN may be used.
-    """
-
-    def __init__(self, database: Database, *, listen: bool = True) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._may_listen = listen
+        self._may_listen = database.address.listen
         self._quiet: dict[tuple[str, ...], float] = {}
         self._turn = threading.Condition(threading.Lock())
         self._sleepers: set[Sleeper] = set()

@@ -227,8 +227,6 @@ class Sentinels:
 
 
 class Explained(NamedTuple):
-    """An error, explained."""
-
     error: JobpoolError | None  # to raise; None = the original
     sound: bool = False  # the connection can be used again
     hung_up: bool = False  # the other side had closed the connection: a kept one may only have been stale

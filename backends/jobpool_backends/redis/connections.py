@@ -74,7 +74,6 @@ class Link(ABC):
         """Run one plain command. On a cluster its second word is its key."""
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
         self.call("PING")
 
     @abstractmethod
@@ -158,7 +157,6 @@ class ServerLink(Link):
                 connection.interrupt()
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody uses just now."""
         self._idle.drop_idle()
         self._idle_listeners.drop_idle()
 

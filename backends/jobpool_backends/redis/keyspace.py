@@ -202,7 +202,7 @@ ACK = _script("ack", "clock check_holder call_memory named_keys erase", "memory"
 RENEW = _script("renew", "clock check_holder")
 REAP = _script("reap", f"{_SWEEPING} {_ENDING} record_parts {_FAILURES}")
 AWAIT_ENDED = _script("await_ended", "named_keys", more="record")
-FIRST_READY = _script("first_ready", "")
+FIRST_READY = _script("first_ready", "clock")
 STATS = _script("stats", f"{_SWEEPING} priorities")
 MESSAGE_LIST = _script("message_list", f"{_SWEEPING} promote priorities")
 MESSAGE_READ = _script("message_read", "clock record_tail checkouts")
