@@ -123,14 +123,9 @@ def _read_claim(
     return HeldClaim(claim_id, queue, ttl / MICRO, grace / MICRO, age, messages, count)
 
 
-def _messages(
-    queue: str,
-    claim_id: str | None,
-    members: list[bytes],
-    records: list[bytes | None],
-    bodies: list[bytes | int | None],
-) -> Iterator[QueueMessage]:
-    for name, record, body in zip(members, records, bodies, strict=True):
+def _messages(queue: str, claim_id: str | None, *columns: list[Any]) -> Iterator[QueueMessage]:
+    """Yield the messages of these members, records and bodies."""
+    for name, record, body in zip(*columns, strict=True):
         if record is None or body is None:  # changed by hand
             continue
         member = name.decode()

@@ -168,15 +168,11 @@ class Leases:
             charges = (policy.max_crashes, float(policy.window * MICRO), *back_off, secrets.randbits(31))
             words = (most, first, visibility, *charges, self._caps.most, self._caps.age)
             looked, ended, *told = self._keys.run(REAP, [queue], words)
-            found = [
-                Reaped(
-                    ident.decode(errors="replace"), queue, int(crashes), cause.decode(errors="replace"), dead == b"1"
-                )
-                for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True)
-            ]
-            reaped += found
+            for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True):
+                name, why = ident.decode(errors="replace"), cause.decode(errors="replace")
+                reaped.append(Reaped(name, queue, int(crashes), why, dead == b"1"))
             swept += ended
-            first += looked - len(found)
+            first += looked - len(told) // 4
             if looked + ended < most:
                 break
         return reaped

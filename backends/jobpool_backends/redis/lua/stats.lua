@@ -11,19 +11,14 @@ if has_claims then
 end
 local waiting, delayed = call('ZCARD', q.ready), call('ZCARD', q.delayed)
 local due = delayed > 0 and call('ZCOUNT', q.delayed, '-inf', now) or 0
-local oldest
-
-local function consider(member)
+local candidates, oldest = waiting > 0 and firsts_in(q.ready) or {}, nil
+for _, member in ipairs(due > 0 and call('ZRANGE', q.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, DUE) or {}) do
+    push(candidates, member)
+end
+for _, member in ipairs(candidates) do
     if not oldest or sub(member, 4) < sub(oldest, 4) then
         oldest = member
     end
-end
-
-for _, first in ipairs(waiting > 0 and firsts_in(q.ready) or {}) do
-    consider(first)
-end
-for _, member in ipairs(due > 0 and call('ZRANGE', q.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, DUE) or {}) do
-    consider(member)
 end
 local text = oldest and call('HGET', q.record, oldest)
 local enqueued = text and match(text, '^%d+ %d+ %d+ %S+ (%d+)')
