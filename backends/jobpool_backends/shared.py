@@ -56,14 +56,12 @@ class OneProcess:
         return os.getpid() != self._pid
 
     def check_usable(self) -> None:
-        """Raise when the backend was closed, or inherited by a fork."""
         if self.closed:
             raise self.was_closed()
         self.check_fork()
 
     def check_fork(self) -> None:
-        """Raise when this was inherited by a fork."""
-        if os.getpid() != self._pid:
+        if self.is_inherited:
             raise ConfigurationError(
                 f"{self._place} was opened by process {self._pid}, before a fork, and connections do not survive"
                 " that: open the backend after the fork, in the process that uses it"

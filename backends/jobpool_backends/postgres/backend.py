@@ -51,7 +51,7 @@ class PostgresBackend(QueueBackend):
         self._keys = self._key_store = PostgresKeys(database)
         self._claims = PostgresClaims(database)
         self._inspector = inspector = Inspector(database)
-        self._results = self._waiter = Waiter(database, listen=address.listen)
+        self._results = self._waiter = Waiter(database)
         self._batches = PostgresBatches(database)
         self._enqueue = enqueuer.add
         self._renew = leases.renew

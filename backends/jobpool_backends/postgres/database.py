@@ -90,9 +90,9 @@ class Database(IdleConnections[Connection]):
         """Return the rows of a function of the schema. Raises and blocks as `run`."""
         return self.run(calling(function, len(values)), values, repeatable=repeatable)
 
-    def value(self, function: str, *values: Any) -> Any:
+    def value(self, function: str, *values: Any, repeatable: bool = True) -> Any:
         """Return the one value of a function of the schema. Raises and blocks as `run`."""
-        [(value,)] = self.call(function, *values)
+        [(value,)] = self.call(function, *values, repeatable=repeatable)
         return value
 
     def sweep(self) -> None:

@@ -45,12 +45,8 @@ _SHOWN = """
     CASE WHEN octet_length(body) <= %(largest)b THEN body END, reason, last_error,
     coalesce(nullif(forfeited, ''), cause), died_at, deadline, claim, claims, ends_at, cause, state, place
 """
-_THROUGH, _THROUGH_WHOLE = (
-    f"SELECT {columns} FROM {{schema}}.look_through({_FILTER}, %(share)b)" for columns in (_PLACE, _SHOWN)
-)
-_UP, _UP_WHOLE = (
-    f"SELECT {columns} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})" for columns in (_PLACE, _SHOWN)
-)
+_UP = f"{{schema}}.look_up(%(ids)b::text[], {_FILTER})"
+_THROUGH = f"{{schema}}.look_through({_FILTER}, %(share)b)"
 
 _EDIT = """
 SELECT {schema}.edit(%(call)b::text, %(seqs)b::bigint[], %(ids)b::text[], %(old_queues)b::text[],
@@ -129,8 +125,7 @@ class Inspector(parts.Inspector):
             "bodies": bool(largest),
             "largest": largest,
         }
-        up, through = (_UP, _THROUGH) if largest is None else (_UP_WHOLE, _THROUGH_WHOLE)
-        sql = up if where.ids else through
+        sql = f"SELECT {_PLACE if largest is None else _SHOWN} FROM {_UP if where.ids else _THROUGH}"
         on: int | None = behind
         most = min(limit, _FIRST_BODIES) if largest else limit
         share = most  # enough where each message matches; where few do, more are looked at from time to time
@@ -151,9 +146,8 @@ class Inspector(parts.Inspector):
 
     def _change(self, verb: Verb, rows: list[Row]) -> int:
         asked = {"places": [row[-1] for row in rows], "seqs": numbers([row[0] for row in rows])}
-        changed: int
         [(changed,)] = self._database.run(_CHANGE.replace("VERB", _CHANGES[verb]), asked)
-        return changed
+        return int(changed)
 
     def edit(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
         asked = {

@@ -56,7 +56,7 @@ class PostgresKeys(KeyStore):
                 self._database.run(_RELEASE_PLACES, asked)
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        [(first,)] = self._database.call("first_run", queue, key, micros(ttl), repeatable=False)
+        first = self._value("first_run", queue, key, micros(ttl), repeatable=False)
         self._sweep()
         return bool(first)
 

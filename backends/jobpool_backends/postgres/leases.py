@@ -40,11 +40,7 @@ SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s, 
     %(verbs)b, %(delays)s, %(reasons)b::text[], %(errors)b::text[], %(causes)b::text[], %(keys)b::text[],
     %(keeps)b::bigint[], %(starts)b::text[])
 """
-# The same, and what they keep, for accepted acks, in the same step.
-_ACK_KEEP, _SETTLE_KEEP = (
-    f"SELECT {{schema}}.keep_results(({sql.strip()}), %(places)s, %(ids)b::text[], %(lasts)s, %(records)b::bytea[])"
-    for sql in (_ACK, _SETTLE)
-)
+_KEEP = "SELECT {schema}.keep_results((SETTLE), %(places)s, %(ids)b::text[], %(lasts)s, %(records)b::bytea[])"
 _RENEW = "SELECT {schema}.renew(%(queues)s, %(seqs)s, %(holders)s, %(length)b::bigint)"
 _PAST = """
 SELECT last_error, cause, batch FROM {schema}.messages WHERE queue = %(queue)s AND state IN (0, 2) AND seq = %(seq)s
@@ -79,14 +75,11 @@ class Leases:
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         before = self._clock.boot()
-        most, holder = min(limit, 2**31 - 1), secrets.randbelow(HOLDERS)
-        rows = self._database.call("take_leases", queue, most, micros(ttl), fetch_id, holder, True)
+        asked = (queue, min(limit, 2**31 - 1), micros(ttl), fetch_id, secrets.randbelow(HOLDERS), True)
+        rows = self._database.call("take_leases", *asked)
         if not rows:
             return []
         self._database.sweep()
-        return self._leased(queue, rows, before)
-
-    def _leased(self, queue: str, rows: list[tuple[Any, ...]], before: float) -> list[JobLease]:
         rows.sort()  # by priority and sequence number, which no two have alike
         scheme = self._scheme
         holder = f"{rows[0][9]:016x}"  # they were all taken by one call
@@ -119,15 +112,13 @@ class Leases:
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers. `brought`: the messages that each settlement adds, by its place."""
         acks, rest = _sort_out(settlements)
-        kept = _kept(settlements, acks + rest)
-        sql, asked = (
-            (_ACK_KEEP if kept else _ACK),
-            kept | {"call": call_id} | lease_columns([settlements[place][0] for place in acks], "ack_"),
-        )
+        sql: str = _SETTLE if rest else _ACK
+        asked = {"call": call_id, **lease_columns([settlements[place][0] for place in acks], "ack_")}
         if rest:
-            sql = _SETTLE_KEEP if kept else _SETTLE
             asked |= lease_columns([settlements[place][0] for place in rest])
             asked |= _columns([_term(settlements[place][1], settlements[place][0].guards) for place in rest])
+        if kept := _kept(settlements, acks + rest):  # for accepted acks, in the same step
+            sql, asked = _KEEP.replace("SETTLE", sql), asked | kept
 
         def settle_and_bring(connection: Connection) -> list[Settled]:
             whole = self._with_pasts(connection, settlements, brought)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -76,14 +77,11 @@ class Sleeper:
 
 
 class Waiter:
-    """The wait on one database, for messages or ends of jobs, and kept results; any number of threads at once.
+    """The wait on one database, for messages or ends of jobs, and kept results; any number of threads at once."""
 
-    `listen`: LISTEN may be used.
-    """
-
-    def __init__(self, database: Database, *, listen: bool = True) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._may_listen = listen
+        self._may_listen = database.address.listen
         self._quiet: dict[tuple[str, ...], float] = {}
         self._turn = threading.Condition(threading.Lock())
         self._sleepers: set[Sleeper] = set()
@@ -95,20 +93,15 @@ class Waiter:
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """See `QueueBackend.wait_any`. Raises BackendUnavailable as soon as a look does."""
         give_up = time.monotonic() + timeout
-        sleeper = Sleeper(queues)
-        with self._turn:
-            self._sleepers.add(sleeper)  # it hears every notification from here on
         try:
             if timeout <= 0:  # no lying down: the next sleeper would think that it had lain, and looked again, before
                 return next((name for name, ready, *_ in self._rows(queues, _JUST_LOOK) if ready), None)
-            return self._wait(tuple(queues), sleeper, give_up)
+            with self._sleeper(queues) as sleeper:
+                return self._wait(tuple(queues), sleeper, give_up)
         except BackendUnavailable:
             if self._database.closed:  # here, just before a look
                 return None
             raise
-        finally:
-            with self._turn:
-                self._sleepers.discard(sleeper)
 
     def trust(self) -> None:
         """Take the next notification at its word: a fetch has found something."""
@@ -120,18 +113,12 @@ class Waiter:
 
     def wait(self, idents: Sequence[str], timeout: float) -> None:
         """Wait until one of these jobs has ended, or for a while. Raises BackendUnavailable as soon as a look does."""
-        sleeper = Sleeper(f"={ident}" for ident in idents)
-        with self._turn:
-            self._sleepers.add(sleeper)
-        try:
+        with self._sleeper(f"={ident}" for ident in idents) as sleeper:
             hears = self._may_listen and self._listen()
             if not self._database.value("await_ends", list(idents)):
                 self._sleep(sleeper, timeout if hears else min(timeout, UNNOTIFIED_LOOK_INTERVAL_S))
                 if not sleeper.woken:  # else the row is gone
                     self._database.call("await_no_more", list(idents))
-        finally:
-            with self._turn:
-                self._sleepers.discard(sleeper)
 
     def close(self) -> None:
         """Wake all sleepers; the listening thread closes its connection within half a second."""
@@ -142,6 +129,18 @@ class Waiter:
                 self._connection.close()
                 self._connection = None
             self._turn.notify_all()
+
+    @contextmanager
+    def _sleeper(self, names: Iterable[str]) -> Iterator[Sleeper]:
+        """Yield a sleeper that hears every notification of these names from here on."""
+        sleeper = Sleeper(names)
+        with self._turn:
+            self._sleepers.add(sleeper)
+        try:
+            yield sleeper
+        finally:
+            with self._turn:
+                self._sleepers.discard(sleeper)
 
     def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
         rest = 0.0

@@ -12,7 +12,7 @@ from jobpool.errors import InvalidJob
 from jobpool.message.batches import NOT_OPEN, BatchStatus
 from jobpool_backends.redis.keyspace import BATCH_CLOSE, BATCH_OPEN, Keyspace
 from jobpool_backends.redis.records import PRIORITIES, due_word, tail_of
-from jobpool_backends.shared import MICRO
+from jobpool_backends.shared import MICRO, unix_time
 
 _FIELDS = ("open", "total", "succeeded", "failed", "cancelled", "failed_ids", "created", "ended", "parent", "stopped")
 
@@ -44,7 +44,7 @@ class Batches:
             int(cancelled),
             tuple(failed_ids.decode().splitlines()),
             int(created) / MICRO,
-            None if ended is None else int(ended) / MICRO,
+            unix_time(ended and int(ended)),
             parent and parent.decode(),
             tuple(each.decode() for each in nested),
             stopped is not None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -36,13 +35,6 @@ _EVICTED = {
 }
 
 
-class Facts(NamedTuple):
-    """The settings of one server. `config` is None where CONFIG is forbidden."""
-
-    info: Mapping[str, str]
-    config: Mapping[str, str] | None
-
-
 def check_version(link: Link) -> None:
     """Ask every server for its version. Raises `ConfigurationError` where one is older than Redis 6.2."""
     for title, [info] in link.survey([("INFO", "server")]):
@@ -58,9 +50,9 @@ def diagnose(link: Link) -> list[Finding]:
             continue
         pairs = (pair for pair in settings if isinstance(pair, list) and len(pair) == 2)
         config = {name.decode(): value.decode() for name, value in pairs}
-        facts = Facts(_read_info(info), config or None)
-        require_version(title, facts.info)
-        for finding in judge(facts):
+        told = _read_info(info)
+        require_version(title, told)
+        for finding in judge(told, config or None):
             found.setdefault(finding, []).append(title)
     return [replace(finding, found=f"{', '.join(titles)}: {finding.found}") for finding, titles in found.items()]
 
@@ -88,9 +80,8 @@ def server_time(link: Link) -> float:
     return max(times, key=lambda moment: abs(moment - now), default=now)
 
 
-def judge(facts: Facts) -> list[Finding]:
-    """Judge the facts of one server, without its name."""
-    info, config = facts
+def judge(info: Mapping[str, str], config: Mapping[str, str] | None) -> list[Finding]:
+    """Judge the settings of one server, without its name. `config` is None where CONFIG is forbidden."""
     found = [_eviction(info), _memory(info), _persistence(config), _replication(info, config)]
     if info.get("role") == "slave":
         mend = "name its master in the URL, or the sentinels: redis+sentinel://"

@@ -48,14 +48,14 @@ class RedisClaimStore(ClaimStore):
         for post in posts:
             life = "" if post.life is None else micros(post.life)
             words += ("q" if post.given else "p", life, micros(post.delay) or "", post.body)
-        script = keyspace.POST_GIVEN if all(post.given for post in posts) else keyspace.POST
-        self._keys.run(script, [queue], words, self._keys.one(queue, "last"))
+        given = all(post.given for post in posts)
+        self._keys.run(keyspace.POST, [queue], words, self._keys.one(queue, "last"), repeatable=given)
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
     ) -> HeldClaim | None:
         asked = (claim_id, limit, micros(ttl), micros(grace), max_claims, self._caps.most, self._caps.age)
-        return _held(queue, claim_id, self._take(keyspace.CLAIM, queue, asked))
+        return _held(queue, claim_id, self._take(keyspace.CLAIM, queue, asked, repeatable=True))
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
         return _held(queue, claim_id, self._run(keyspace.CLAIM_SHOW, queue, claim_id))
@@ -73,7 +73,7 @@ class RedisClaimStore(ClaimStore):
         return None if letters is None else [_DELETED[letter] for letter in letters]
 
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
-        answer = self._take(keyspace.CLAIM_POP, queue, (limit,))
+        answer = self._take(keyspace.CLAIM_POP, queue, (limit,), repeatable=False)
         return list(_messages(queue, None, *answer)) if answer else []
 
     def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
@@ -99,11 +99,11 @@ class RedisClaimStore(ClaimStore):
     def _run(self, script: Script, queue: str, *words: Word) -> Any:
         return self._keys.run(script, [queue], words)
 
-    def _take(self, script: Script, queue: str, words: Sequence[Word]) -> Any:
+    def _take(self, script: Script, queue: str, words: Sequence[Word], *, repeatable: bool) -> Any:
         """Return the messages that a script took, None for none. Each further run of it removes what was in the way."""
         answer = _AGAIN
         while answer == _AGAIN:
-            answer = self._run(script, queue, *words)
+            answer = self._keys.run(script, [queue], words, repeatable=repeatable)
         return answer or None
 
 
@@ -123,14 +123,9 @@ def _read_claim(
     return HeldClaim(claim_id, queue, ttl / MICRO, grace / MICRO, age, messages, count)
 
 
-def _messages(
-    queue: str,
-    claim_id: str | None,
-    members: list[bytes],
-    records: list[bytes | None],
-    bodies: list[bytes | int | None],
-) -> Iterator[QueueMessage]:
-    for name, record, body in zip(members, records, bodies, strict=True):
+def _messages(queue: str, claim_id: str | None, *columns: list[Any]) -> Iterator[QueueMessage]:
+    """Yield the messages of these members, records and bodies."""
+    for name, record, body in zip(*columns, strict=True):
         if record is None or body is None:  # changed by hand
             continue
         member = name.decode()

@@ -127,9 +127,9 @@ class ClusterLink(Link):
         self._taken: set[str] = set()  # keys of elements that a wait took, and that are not yet told
         self.title = f"Redis Cluster ({', '.join(seed.name for seed in seeds)})"
 
-    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
+    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word], *, repeatable: bool = True) -> Any:
         whole = ("EVAL", script.source, len(keys), *keys, *args)
-        return self._at(slot_of(keys[0]), lambda node: node.run(script, keys, args), whole)
+        return self._at(slot_of(keys[0]), lambda node: node.run(script, keys, args, repeatable=repeatable), whole)
 
     def ping(self) -> None:
         self._ask()  # one node that answers is enough

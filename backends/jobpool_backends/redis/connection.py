@@ -160,9 +160,7 @@ def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
             connection.close()
             raise
     except RedisError as error:
-        if (meaning := explain(error, endpoint).error) is None:
-            raise
-        raise meaning from None
+        raise explain(error, endpoint).error or error from None
 
 
 def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], what: str) -> tuple[int, Result]:
@@ -229,8 +227,6 @@ class Sentinels:
 
 
 class Explained(NamedTuple):
-    """An error, explained."""
-
     error: JobpoolError | None  # to raise; None = the original
     sound: bool = False  # the connection can be used again
     hung_up: bool = False  # the other side had closed the connection: a kept one may only have been stale

@@ -44,13 +44,11 @@ class Script:
     """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source.
 
     `names`: of the keys that it wants of each queue, or of the one space or queue that it is for.
-    `repeatable`: a second run of the same call does no harm.
     """
 
-    def __init__(self, source: str, names: tuple[str, ...] = (), *, repeatable: bool = True) -> None:
+    def __init__(self, source: str, names: tuple[str, ...] = ()) -> None:
         self.source = source
         self.names = names
-        self.repeatable = repeatable
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -65,15 +63,17 @@ class Link(ABC):
     """Name of the server in error texts: with host and port, never a password."""
 
     @abstractmethod
-    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
-        """Run a script; one that the server does not know is sent whole. On a cluster all keys are in one slot."""
+    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word], *, repeatable: bool = True) -> Any:
+        """Run a script; one that the server does not know is sent whole. On a cluster all keys are in one slot.
+
+        `repeatable`: a second run of the same call does no harm.
+        """
 
     @abstractmethod
     def call(self, *words: Word) -> Any:
         """Run one plain command. On a cluster its second word is its key."""
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
         self.call("PING")
 
     @abstractmethod
@@ -109,13 +109,12 @@ class ServerLink(Link):
         self._listening: set[Connection] = set()
         self._changing = threading.Lock()
 
-    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
+    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word], *, repeatable: bool = True) -> Any:
         words = (len(keys), *keys, *args)
-        again = script.repeatable
         try:
-            return self._use(lambda connection: connection.ask(("EVALSHA", script.sha, *words)), repeatable=again)
+            return self._use(lambda connection: connection.ask(("EVALSHA", script.sha, *words)), repeatable=repeatable)
         except NoScriptError:
-            return self._use(lambda connection: connection.ask(("EVAL", script.source, *words)), repeatable=again)
+            return self._use(lambda connection: connection.ask(("EVAL", script.source, *words)), repeatable=repeatable)
 
     def call(self, *words: Word) -> Any:
         return self._use(lambda connection: connection.ask(words))
@@ -158,7 +157,6 @@ class ServerLink(Link):
                 connection.interrupt()
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody uses just now."""
         self._idle.drop_idle()
         self._idle_listeners.drop_idle()
 
@@ -222,6 +220,4 @@ class ServerLink(Link):
         try:
             return self._open_connection()
         except RedisError as error:
-            if (meaning := self._explain(error).error) is None:
-                raise
-            raise meaning from None
+            raise self._explain(error).error or error from None

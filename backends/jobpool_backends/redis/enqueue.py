@@ -16,8 +16,8 @@ from jobpool.broker.values import NewMessage
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.batches import NOT_OPEN
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.keyspace import ENQUEUE, ENQUEUE_GIVEN, ENQUEUE_ONE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
-from jobpool_backends.redis.records import PRIORITIES, due_word, places_by, read_entry, tail_of
+from jobpool_backends.redis.keyspace import ENQUEUE, ENQUEUE_ONE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
+from jobpool_backends.redis.records import PRIORITIES, due_word, read_entry, tail_of
 
 MAX_MESSAGES_PER_CALL = 100_000  # one script adds them, and the server does nothing else meanwhile: 10 µs for each
 ENTRIES_PER_SCRIPT = 100
@@ -39,19 +39,16 @@ class Enqueuer:
         if len(messages) > MAX_MESSAGES_PER_CALL:
             raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MAX_MESSAGES_PER_CALL}")
         existing: dict[str, str] = {}
-        groups = [messages]
-        if self._keys.spread:
-            places = places_by(message.queue for message in messages)
-            self.list_queues(places)
-            groups = [[messages[place] for place in some] for some in places.values()]
-        for group in groups:
+        self.list_queues(message.queue for message in messages)
+        for places in self._keys.groups(messages, lambda message: message.queue):
+            group = [messages[place] for place in places]
             if len(group) == 1 and _is_plain(group[0]):
                 self._add_one(group[0])
                 continue
             queues = list(dict.fromkeys([message.queue for message in group]))
             words = [*queues, *messages_words(group, queues)]
-            script = ENQUEUE_GIVEN if all(message.given for message in group) else ENQUEUE
-            told = self._keys.run(script, queues, words, self._keys.one(queues[0], "last"))
+            given = all(message.given for message in group)  # a minted id is forgotten when its message ends
+            told = self._keys.run(ENQUEUE, queues, words, self._keys.one(queues[0], "last"), repeatable=given)
             if isinstance(told, bytes):
                 raise InvalidJob(NOT_OPEN.format(told.decode()))
             if told:
@@ -62,14 +59,14 @@ class Enqueuer:
     def _add_one(self, message: NewMessage) -> None:
         queue = message.queue
         words = (queue, message.id, PRIORITIES[message.priority], tail_of(message), message.body)
-        self._keys.run(ENQUEUE_ONE, [queue], words, self._keys.one(queue, "last"))
+        self._keys.run(ENQUEUE_ONE, [queue], words, self._keys.one(queue, "last"), repeatable=False)
 
     def list_queues(self, queues: Iterable[str]) -> None:
         """Note the names where all queues are listed, if keys are spread. First, so that each message is found."""
         if not self._keys.spread:
             return
         now = time.monotonic()
-        unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
+        unknown = [queue for queue in dict.fromkeys(queues) if self._listed.get(queue, 0.0) <= now]
         if unknown:
             with suppress(BackendUnavailable):  # one node has the list, and may be down: the next reap names them again
                 self._keys.link.call("SADD", self._keys.queues, *unknown)

@@ -233,8 +233,7 @@ class Inspector(parts.Inspector):
     def edit(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
         """Return the answers, in order. Each script remembers its own."""
         answers = [Edited.CHANGED] * len(edits)
-        everything: Sequence[Sequence[int]] = [range(len(edits))]
-        for places in places_by(edit.queue for edit in edits).values() if self._keys.spread else everything:
+        for places in self._keys.groups(edits, lambda edit: edit.queue):
             told = self._edit([edits[place] for place in places], call_id)
             for place, letter in zip(places, told, strict=False):  # an id used for other edits is a mistake
                 answers[place] = EDITED[letter]

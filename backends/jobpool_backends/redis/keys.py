@@ -20,7 +20,7 @@ from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.records import MEMBER_CHARS, places_by
+from jobpool_backends.redis.records import MEMBER_CHARS
 from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, grouped, micros, pieces
 
 MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each asks for everything; also rates, and records
@@ -35,8 +35,8 @@ class RedisKeyStore(KeyStore):
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         """Return the answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
         begun = [Begun(Begin.LOST)] * len(asked)
-        groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in asked)
-        for places in (piece for group in groups.values() for piece in pieces(group, MAX_LEASES_PER_SCRIPT)):
+        groups = self._keys.groups(asked, lambda wanted: wanted[0].queue)
+        for places in (piece for group in groups for piece in pieces(group, MAX_LEASES_PER_SCRIPT)):
             by_queue = grouped(places, lambda place: asked[place][0].queue)
             words: list[Word] = []
             for some in by_queue.values():

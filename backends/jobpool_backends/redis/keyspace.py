@@ -88,13 +88,16 @@ declared: they are in the slot of declared ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.connections import Link, Script
+from jobpool_backends.redis.records import places_by
+
+Item = TypeVar("Item")
 
 _FOLDER = files("jobpool_backends.redis") / "lua"
 # Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues.
@@ -137,19 +140,25 @@ class Keyspace(KeyNames):
         super().__init__(prefix, spread=spread)
         self.link = link
 
-    def run(self, script: Script, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
+    def run(
+        self, script: Script, queues: Sequence[str], words: Sequence[Word], *lead: str, repeatable: bool = True
+    ) -> Any:
         """Run a script on these queues; `lead`: the keys of the call. Returns and raises as `Link.run`."""
         keys = list(lead)
         for queue in queues:
             keys += self.of(queue, script.names)
-        return self.link.run(script, keys, words)
+        return self.link.run(script, keys, words, repeatable=repeatable)
+
+    def groups(self, items: Sequence[Item], queue_of: Callable[[Item], str]) -> Iterable[Sequence[int]]:
+        """Return the places of items that one script may do: of all, or where keys are spread, queue by queue."""
+        return places_by(map(queue_of, items)).values() if self.spread else [range(len(items))]
 
 
-def _script(name: str, pieces: str, lead: str = "", more: str = "", *, repeatable: bool = True) -> Script:
+def _script(name: str, pieces: str, lead: str = "", more: str = "") -> Script:
     """Return a script of pieces. Of each queue it wants the keys that its Lua names, and `more`; or only its `lead`."""
-    body = "\n".join(map(_read, ("common", *pieces.split(), name)))
+    body = "\n".join(map(_read, dict.fromkeys(("common", *pieces.split(), name))))
     wanted, first = tuple(dict.fromkeys([*_NAMED.findall(body), *more.split()])), lead.split()
-    return Script(f"{_header(first, wanted)}{body}", wanted or tuple(first), repeatable=repeatable)
+    return Script(f"{_header(first, wanted)}{body}", wanted or tuple(first))
 
 
 @cache  # the same few pieces are in most scripts. All are read at once: an upgrade may put others in their place
@@ -172,47 +181,45 @@ def _header(lead: Sequence[str], names: Sequence[str]) -> str:
 
 
 # The pieces of scripts that do these things:
-_ADDING = "clock call_memory wake named_keys unique_keys"  # add messages, or free them
-_SWEEPING = f"{_ADDING} erase promote record_tail bodies claims"  # end claims and posts whose time is over
-_BATCHES = "batches add end_batches"  # end members of batches
-_FAILURES = "record_parts failures dead_letters"  # count failures, and bury what has failed too often
+_FREEING = "clock call_memory wake named_keys unique_keys"  # free messages, or their unique keys
+_ADDING = f"{_FREEING} line known_ids batches add"
+_ENDING = f"{_ADDING} end_batches erase erase_recorded"  # end messages, and with them batches
+_SWEEPING = f"{_FREEING} erase erase_recorded record_tail checkouts claims posts sweep_claims"
+_FAILURES = "failures dead_letters"  # note failures, and bury what has failed too often
 
-# A minted id is forgotten when its message ends, so an enqueue or a post may be repeated only with given ids.
-ENQUEUE = _script("enqueue", f"{_ADDING} batches add", "last", repeatable=False)
-ENQUEUE_GIVEN = Script(ENQUEUE.source, ENQUEUE.names)
-ENQUEUE_ONE = _script("enqueue_one", "clock wake", "last", repeatable=False)
+ENQUEUE = _script("enqueue", _ADDING, "last")
+ENQUEUE_ONE = _script("enqueue_one", "clock wake", "last")
 OUTBOX_PEEK = _script("outbox_peek", "", "outbox")
 OUTBOX_DROP = _script("outbox_drop", "", "outbox")
 FETCH = _script("fetch", "clock wake promote check_holder call_memory bodies record_parts", "memory")
 SETTLE = _script(
     "settle",
-    f"{_ADDING} check_holder places release_guards {_BATCHES} erase {_FAILURES} notify_ended",
+    f"{_ENDING} check_holder places release_guards record_parts {_FAILURES} notify_ended",
     "memory last",
     "outbox",
 )
 ACK = _script("ack", "clock check_holder call_memory named_keys erase", "memory")
 RENEW = _script("renew", "clock check_holder")
-REAP = _script("reap", f"{_SWEEPING} {_BATCHES} {_FAILURES}")
+REAP = _script("reap", f"{_SWEEPING} {_ENDING} record_parts {_FAILURES}")
 AWAIT_ENDED = _script("await_ended", "named_keys", more="record")
-FIRST_READY = _script("first_ready", "")
-STATS = _script("stats", f"{_SWEEPING} record_parts")
-MESSAGE_LIST = _script("message_list", f"{_SWEEPING} record_parts")
-MESSAGE_READ = _script("message_read", _SWEEPING)
-BULK = _script("bulk", f"{_ADDING} {_BATCHES} erase {_FAILURES} record_tail")
-EDIT = _script("edit", _SWEEPING, "memory", "queues")
+FIRST_READY = _script("first_ready", "clock")
+STATS = _script("stats", f"{_SWEEPING} priorities")
+MESSAGE_LIST = _script("message_list", f"{_SWEEPING} promote priorities")
+MESSAGE_READ = _script("message_read", "clock record_tail checkouts")
+BULK = _script("bulk", f"{_ENDING} record_tail record_parts {_FAILURES}")
+EDIT = _script("edit", f"{_SWEEPING} line", "memory", "queues")
 
-POST = _script("post", f"{_SWEEPING} batches add", "last", repeatable=False)
-POST_GIVEN = Script(POST.source, POST.names)
-CLAIM = _script("claim", f"{_SWEEPING} {_BATCHES} {_FAILURES} post_life select_free")
-CLAIM_SHOW = _script("claim_show", _SWEEPING)
-CLAIM_RENEW = _script("claim_renew", f"{_SWEEPING} post_life")
-CLAIM_RELEASE = _script("claim_release", _SWEEPING)
-CLAIM_DELETE = _script("claim_delete", f"{_SWEEPING} {_BATCHES}")
-CLAIM_POP = _script("claim_pop", f"{_SWEEPING} {_BATCHES} select_free", repeatable=False)
-CLAIM_LIST = _script("claim_list", _SWEEPING)
+POST = _script("post", f"{_SWEEPING} line known_ids", "last")
+CLAIM = _script("claim", f"{_SWEEPING} {_ENDING} {_FAILURES} promote bodies shown check_out select_free")
+CLAIM_SHOW = _script("claim_show", "clock checkouts bodies shown")
+CLAIM_RENEW = _script("claim_renew", "clock record_tail checkouts bodies check_out")
+CLAIM_RELEASE = _script("claim_release", "clock wake record_tail checkouts claims")
+CLAIM_DELETE = _script("claim_delete", f"{_ENDING} record_tail checkouts posts")
+CLAIM_POP = _script("claim_pop", f"{_SWEEPING} {_ENDING} promote bodies select_free")
+CLAIM_LIST = _script("claim_list", "clock checkouts")
 
 BATCH_OPEN = _script("batch_open", "clock batches")
-BATCH_CLOSE = _script("batch_close", f"{_ADDING} {_BATCHES}")
+BATCH_CLOSE = _script("batch_close", f"{_ADDING} end_batches")
 
 ACQUIRE_GUARDS = _script("acquire_guards", "clock check_holder call_memory named_keys places rates")
 PLACE_HOLDERS = _script("place_holders", "clock check_holder places", "places")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 
 import orjson
@@ -45,6 +45,7 @@ from jobpool_backends.shared import (
     DeadCaps,
     body_or_oversized,
     delay_micros,
+    grouped,
     micros,
     more_than,
     pieces,
@@ -126,21 +127,17 @@ class Leases:
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers, in order. Each script remembers its own, by the id; of a large batch, and a number."""
         answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
-        groups: Iterable[Sequence[int]] = [range(len(settlements))]
-        if self._keys.spread:
-            groups = places_by(lease.queue for lease, _ in settlements).values()
-        for group in groups:
+        for group in self._keys.groups(settlements, lambda asked: asked[0].queue):
             for number, places in enumerate(_scripts(group, brought)):
                 call = f"{call_id}+{number}" if number else call_id
                 if self._ack(settlements, places, brought, call):
                     for place in places:
                         answers[place] = Settled.OK
                     continue
-                batch = Batch(settlements, places, brought, reach=not self._keys.spread)
-                words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
-                lead = self._keys.shared(batch.queues[0], f"call:settle:{call}")
-                last = self._keys.one(batch.queues[0], "last")
-                told = _read_answers(self._keys.run(SETTLE, batch.queues, words, lead, last))
+                queues, asked = settle_words(settlements, places, brought, reach=not self._keys.spread)
+                lead = self._keys.shared(queues[0], f"call:settle:{call}"), self._keys.one(queues[0], "last")
+                words = [_CALL_TTL_US, self._caps.most, self._caps.age, *asked]
+                told = _read_answers(self._keys.run(SETTLE, queues, words, *lead))
                 for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
                     answers[place] = answer
         return answers
@@ -171,15 +168,11 @@ class Leases:
             charges = (policy.max_crashes, float(policy.window * MICRO), *back_off, secrets.randbits(31))
             words = (most, first, visibility, *charges, self._caps.most, self._caps.age)
             looked, ended, *told = self._keys.run(REAP, [queue], words)
-            found = [
-                Reaped(
-                    ident.decode(errors="replace"), queue, int(crashes), cause.decode(errors="replace"), dead == b"1"
-                )
-                for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True)
-            ]
-            reaped += found
+            for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True):
+                name, why = ident.decode(errors="replace"), cause.decode(errors="replace")
+                reaped.append(Reaped(name, queue, int(crashes), why, dead == b"1"))
             swept += ended
-            first += looked - len(found)
+            first += looked - len(told) // 4
             if looked + ended < most:
                 break
         return reaped
@@ -199,58 +192,50 @@ def _is_plain(lease: JobLease, settlement: Settlement) -> bool:
     return plain and len(token_of(lease)) == MEMBER_CHARS
 
 
-class Batch:
-    """The settlements of one script, queue by queue, as `settle.lua` takes them.
+def settle_words(
+    settlements: Settlements, places: Sequence[int], brought: Brought, *, reach: bool
+) -> tuple[list[str], list[Word]]:
+    """Return the queues and the ARGV of one run of `settle.lua`, from the first queue's words on.
 
     `reach`: work on the queues of added messages too; those for queues not reached go to the outbox.
     """
+    by_queue = grouped(range(1, len(places) + 1), lambda number: settlements[places[number - 1]][0].queue)
+    followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
+    # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
+    followers.sort(key=lambda follower: not follower[1].deliveries)
+    for at, (number, new) in enumerate(followers):
+        if reach:
+            by_queue.setdefault(new.queue, [])
+        elif new.deliveries:
+            followers[at] = number, _with_origin(new, settlements[places[number - 1]][0])
+    queues = list(by_queue)
+    words: list[Word] = []
+    for numbers in by_queue.values():
+        words += _queue_words([settlements[places[number - 1]] for number in numbers])
+    if len(queues) > 1:
+        words += chain.from_iterable(by_queue.values())
+    if followers:
+        added = [new if new.queue in by_queue else replace(new, body=write_entry(new)) for _, new in followers]
+        words += [*queues, *(number for number, _ in followers), *messages_words(added, queues)]
+    return queues, words
 
-    def __init__(self, settlements: Settlements, places: Sequence[int], brought: Brought, reach: bool = False) -> None:
-        self._rows: dict[str, list[tuple[int, str, str, Word, str, Sequence[Word]]]] = {}
-        self._kept: dict[str, list[tuple[int, int, bytes]]] = {}
-        for number, place in enumerate(places, 1):
-            lease, settlement = settlements[place]
-            token, guards = token_of(lease), lease.guards
-            verb, needed = _encode(settlement, token[MEMBER_CHARS:], guards)
-            holder = lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards)
-            rows = self._rows.get(lease.queue) or self._rows.setdefault(lease.queue, [])
-            rows.append((number, verb, token[:MEMBER_CHARS], holder, lease.id, needed))
-            if type(settlement) is Ack and settlement.result is not None:
-                result = settlement.result
-                self._kept.setdefault(lease.queue, []).append((len(rows), math.ceil(result.ttl * 1000), result.record))
-        self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
-        # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
-        self._followers.sort(key=lambda follower: not follower[1].deliveries)
-        if not reach:
-            self._followers = [
-                (number, _with_origin(new, settlements[places[number - 1]][0]) if new.deliveries else new)
-                for number, new in self._followers
-            ]
-        for _, new in self._followers if reach else ():
-            self._rows.setdefault(new.queue, [])
-        self.queues = list(self._rows)
 
-    def words(self) -> list[Word]:
-        """Return ARGV: each queue's columns, their places, and the follow-ups with the settlements that bring them."""
-        words: list[Word] = []
-        order: list[int] = []
-        for queue, rows in self._rows.items():
-            numbers, verbs, members, holders, ids, needed = zip(*rows, strict=True) if rows else [()] * 6
-            kept = self._kept.get(queue)
-            if kept:
-                verbs = (*verbs, "k")
-            words += [len(rows), "".join(verbs), *members, *holders, *ids, *chain.from_iterable(needed)]
-            if kept:
-                words += [len(kept), *(word for one in kept for word in one)]
-            order += numbers
-        if len(self.queues) > 1:
-            words += order
-        if self._followers:
-            added = [
-                new if new.queue in self._rows else replace(new, body=write_entry(new)) for _, new in self._followers
-            ]
-            words += [*self.queues, *(number for number, _ in self._followers), *messages_words(added, self.queues)]
-        return words
+def _queue_words(settlements: Settlements) -> list[Word]:
+    """Return the settlements of one queue, column by column; then the results that acks keep, if any."""
+    verbs, members, holders, needed, kept = "", list[Word](), list[Word](), list[Word](), list[Word]()
+    for number, (lease, settlement) in enumerate(settlements, 1):
+        token, guards = token_of(lease), lease.guards
+        verb, words = _encode(settlement, token[MEMBER_CHARS:], guards)
+        verbs += verb
+        members.append(token[:MEMBER_CHARS])
+        holders.append(lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards))
+        needed += words
+        if type(settlement) is Ack and settlement.result is not None:
+            kept += (number, math.ceil(settlement.result.ttl * 1000), settlement.result.record)
+    if kept:
+        verbs += "k"
+        needed += [len(kept) // 3, *kept]
+    return [len(members), verbs, *members, *holders, *(lease.id for lease, _ in settlements), *needed]
 
 
 def _with_origin(new: NewMessage, lease: JobLease) -> NewMessage:

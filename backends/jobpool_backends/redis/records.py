@@ -142,11 +142,12 @@ def due_word(due: float | None) -> int | str:
 
 def tail_of(message: NewMessage) -> str | bytes:
     """Return the end of its record, which never changes; or JSON where `add.lua` is to know more."""
+    letter = ("mg" if message.unique_key is None else "uw")[message.given]
+    tail = f"{letter}{message.id} {message.handler}"
     if message.unique_key is None and not message.deliveries and message.batch is None:
-        return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
-    letter = ("g" if message.given else "m") if message.unique_key is None else ("w" if message.given else "u")
+        return tail
     more = {
-        "tail": f"{letter}{message.id} {message.handler}",
+        "tail": tail,
         "counters": f"{message.deliveries} {message.attempts} {message.crashes}",
         "unique": message.unique_key,
         "batch": message.batch,

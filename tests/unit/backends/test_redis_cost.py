@@ -20,7 +20,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.enqueue import messages_words
-from jobpool_backends.redis.leases import Batch
+from jobpool_backends.redis.leases import settle_words
 
 FEW, MANY = 300, 2400
 
@@ -141,11 +141,14 @@ def test_plain_jobs_are_the_words_that_they_always_were(backend: RedisBackend) -
     assert messages_words([new], [QUEUE]) == [1, "order-17", 1, "005", "", "gorder-17 report", new.body]
     backend.enqueue_many([a_job(identifier="order-17"), *numbered(2)])
     given, minted, failing = take(backend, 3)
-    batch = Batch([(given, Ack()), (minted, Ack()), (failing, Nack(1.0, "boom"))], range(3), {})
+    queues, words = settle_words(
+        [(given, Ack()), (minted, Ack()), (failing, Nack(1.0, "boom"))], range(3), {}, reach=True
+    )
     members = [str(lease.token)[:19] for lease in (given, minted, failing)]
     holders = [lease.owner_token[:16] for lease in (given, minted, failing)]
     ids = [lease.id for lease in (given, minted, failing)]
-    assert batch.words() == [3, "Aan", *members, *holders, *ids, 1_000_000, b"=boom"]
+    assert queues == [QUEUE]
+    assert words == [3, "Aan", *members, *holders, *ids, 1_000_000, b"=boom"]
 
 
 def test_what_guards_cost(rig: Rig, backend: RedisBackend) -> None:

@@ -17,7 +17,6 @@ from support.waiting import wait_until
 from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.errors import ConfigurationError
 from jobpool_backends.redis.checks import (
-    Facts,
     check_version,
     diagnose,
     judge,
@@ -42,7 +41,7 @@ ALL_OF_IT = {"connected_slaves": "2", "appendonly": "no", **evicting("allkeys-lr
 
 def judged(info: dict[str, str], config: dict[str, str] | None) -> list[str]:
     """What is bad, and how bad; each has a mend."""
-    bad = [finding for finding in judge(Facts(info, config)) if finding.is_bad]
+    bad = [finding for finding in judge(info, config) if finding.is_bad]
     assert all(finding.mend for finding in bad)
     return [f"{finding.level.name}: {finding}" for finding in bad]
 
@@ -84,7 +83,7 @@ def test_nothing_is_told_of_settings_that_lose_nothing() -> None:
     ]:
         with row(settings):
             assert judged(settings, SAFE | settings) == []
-            findings = judge(Facts(settings, SAFE | settings))
+            findings = judge(settings, SAFE | settings)
             assert [finding.level for finding in findings if finding.check == f"redis.{check}"] == [Level.OK]
 
 

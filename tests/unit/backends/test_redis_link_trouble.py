@@ -300,15 +300,15 @@ def test_a_black_hole_is_given_up_in_time_and_work_goes_on_behind_it(keep: bool)
 
 def test_a_call_that_may_not_be_repeated_is_sent_once() -> None:
     server = shared_redis()
-    add = Script("return redis.call('INCR', KEYS[1])", repeatable=False)
     name = fresh_name()
     with Proxy(server.host, server.port) as proxy, linked(proxy) as link:
-        assert link.run(add, [name], ()) == 1
+        add = partial(link.run, Script("return redis.call('INCR', KEYS[1])"), [name], (), repeatable=False)
+        assert add() == 1
         proxy.drop_replies(1)
-        assert "closed the connection" in told(BackendUnavailable, lambda: link.run(add, [name], ()))
-        assert link.run(add, [name], ()) == 3
+        assert "closed the connection" in told(BackendUnavailable, add)
+        assert add() == 3
         proxy.cut()
-        assert link.run(add, [name], ()) == 4
+        assert add() == 4
         link.call("DEL", name)
 
 

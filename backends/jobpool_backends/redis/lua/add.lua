@@ -8,35 +8,18 @@ local stamp = digits(now)
 -- Of messages that come from another queue, by id: error and cause, fields in `batched`, and the member that is left.
 local carried, carried_batched, leaving = {}, {}, {}
 
--- The `ids` that must not be added: live, dead, or ended not long ago. `given`: the ids that are remembered, with
--- `names` in `ended`.
-local function known_among(q, ids, given, names)
-    local known = {}
-    for i, place in ipairs(read_many('HMGET', q.ids, ids)) do
-        known[ids[i]] = place and sub(place, 1, 19) ~= leaving[ids[i]]
-    end
-    for i, memory in ipairs(read_many('ZMSCORE', q.ended, names)) do
-        known[given[i]] = known[given[i]] or (memory and tonumber(memory) > now)
-    end
-    return known
-end
-
 -- Note one message for its queue; its `words` begin at `at`.
 local function note_new(news, names, id, seq, words, at, more)
-    local number, due, available = tonumber(words[at]), words[at + 2], '-'
+    local number, due = tonumber(words[at]), words[at + 2]
     local new = news[number]
     if not new then
         new = {ids = {}, records = {}, bodies = {}, ready = {}, delayed = {}, later = {}, more = {}, batched = {}}
         news[number] = new
     end
     local member = words[at + 1] .. format('%016.0f', seq)
-    if due ~= '' and tonumber(due) > now then
-        available = due
-        push_pair(new.delayed, due, member)
-        push_pair(new.later, 0, member)
-    else
-        push_pair(new.ready, 0, member)
-    end
+    local later = due ~= '' and tonumber(due) > now
+    local available = later and due or '-'
+    line_up(new, member, later and due)
     push_pair(new.ids, id, member .. ' ' .. names[number])
     if more then
         push_pair(new.records, member, more.counters .. ' ' .. available .. ' ' .. stamp .. ' ' .. more.tail)
@@ -69,16 +52,12 @@ end
 -- Write all but bodies, records and ids, which come last. Where the server refuses a command in between, the ids are
 -- unknown still, and a fetch drops a member without a record. So the call is repeated, and nothing is there twice.
 local function write_new(q, name, new)
-    write_many('ZADD', q.ready, new.ready)
-    write_many('ZADD', q.delayed, new.delayed)
-    write_many('ZADD', q.later, new.later)
+    write_line(q, new)
     call('SADD', q.queues, name)
     for _, each in ipairs(new.more) do
         write_more(q, unpack(each))
     end
-    if #new.batched > 0 then
-        write_many('HSET', named_key(q, 'batched'), new.batched)
-    end
+    write_many('HSET', named_key(q, 'batched'), new.batched)
     if #new.ready > 0 then
         wake_one(q)
     end
@@ -153,8 +132,8 @@ local function add(queues, names, words, at, count, refused, brought)
             push(remembered, moves[i] or ids[i])
         end
     end
-    local moved, known = {}, known_among(queues[1], ids, given, remembered)
-    local seq = math.max(tonumber(call('GET', LEAD.last) or 0) or 0, now - 1)
+    local moved, known = {}, known_among(queues[1], ids, given, remembered, leaving)
+    local seq = last_sequence()
     for i, id in ipairs(ids) do
         local from = at + count + 5 * (i - 1)
         local left_out = refused and refused[i]

@@ -3,11 +3,8 @@
 local q, batch = keys_of(1), ARGV[1]
 local key = shared(q, 'batch:' .. batch)
 local open, ended = unpack(call('HMGET', key, 'open', 'ended'))
-if open and not ended and ARGV[2] == '1' then
-    call('HSET', key, 'stopped', 1)
-end
 if open and not ended then
-    call('HSET', key, 'open', 0)
+    call('HSET', key, 'open', 0, unpack(ARGV[2] == '1' and {'stopped', 1} or {}))
     touch(batch)
     end_batches(q)
 end

@@ -1,38 +1,37 @@
 -- Bodies for an answer. One that is too large is not read, and its length stands for it; false stands for none.
 
 local LARGEST = 1048576
+local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
 
--- Return how many of the first members have bodies of `most` bytes together. Also return the lengths of those that are
--- too large, by place, and the bytes of the others.
-local function measure(q, members, most)
-    local key, bytes, large = q.body, 0, {}
+-- Return the bodies of the first members, until they have `most` bytes together, and those bytes. The other members
+-- leave the list.
+local function take_bodies(q, members, most)
+    local key, bytes, large, taken = q.body, 0, {}, #members
     for i = 1, #members do
         local size = call('HSTRLEN', key, members[i])
         if size > LARGEST then
             large[i] = size
         else
             bytes = bytes + size
-            if bytes >= most then
-                return i, large, bytes
-            end
+        end
+        if bytes >= most then
+            taken = i
+            break
         end
     end
-    return #members, large, bytes
-end
-
--- The bodies of these members, of which some may be too large.
-local function read_bodies(q, members, large)
+    for i = #members, taken + 1, -1 do
+        members[i] = nil
+    end
     if not next(large) then
-        return read_many('HMGET', q.body, members)
+        return read_many('HMGET', key, members), bytes
     end
     local bodies = {}
     for i, member in ipairs(members) do
-        bodies[i] = large[i] or call('HGET', q.body, member)
+        bodies[i] = large[i] or call('HGET', key, member)
     end
-    return bodies
+    return bodies, bytes
 end
 
 local function bodies_of(q, members)
-    local _, large = measure(q, members, math.huge)
-    return read_bodies(q, members, large)
+    return (take_bodies(q, members, math.huge))
 end

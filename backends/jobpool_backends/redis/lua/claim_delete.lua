@@ -22,7 +22,7 @@ for i, place in ipairs(read_many('HMGET', q.ids, {unpack(ARGV, 3)})) do
 end
 local records, dead = read_many('HMGET', q.record, members), read_many('ZMSCORE', q.dead, members)
 local leased = known and {} or read_many('ZMSCORE', q.leased, members)
-local letters, gone, jobs, job_records, posts, post_records = {}, {}, {}, {}, {}, {}
+local letters, gone, jobs, posts = {}, {}, {members = {}, records = {}}, {members = {}, records = {}}
 for i, member in ipairs(members) do
     local text = records[i]
     local _, life = tail_of(text or '')
@@ -30,25 +30,24 @@ for i, member in ipairs(members) do
     if text and not (dead[i] or has_ended(life) or gone[member]) then
         if not is_ours(text, leased[i]) then
             letters[i] = 'f'
-        elseif is_post(text) then
-            gone[member] = true
-            posts[#posts + 1], post_records[#post_records + 1] = member, text
         else
             gone[member] = true
-            jobs[#jobs + 1], job_records[#job_records + 1] = member, text
+            local kind = is_post(text) and posts or jobs
+            push(kind.members, member)
+            push(kind.records, text)
         end
     end
 end
-if #jobs > 0 then
+if #jobs.members > 0 then
     for _, key in ipairs(known and {q.claimed} or {q.ready, q.delayed, q.later, q.claimed}) do
-        write_many('ZREM', key, jobs)
+        write_many('ZREM', key, jobs.members)
     end
-    erase_recorded(q, jobs, job_records)
-    end_members(q, jobs, 'cancelled')
+    erase_recorded(q, jobs.members, jobs.records)
+    end_members(q, jobs.members, 'cancelled')
     end_batches(q)
 end
-if #posts > 0 then
-    remove_posts(q, posts, post_records)
+if #posts.members > 0 then
+    remove_posts(q, posts.members, posts.records)
 end
 if known and next(gone) then
     local left = {}

@@ -20,17 +20,6 @@ local function rename(from, to, member, renamed)
     call('HDEL', from.record, member)
 end
 
--- Put it among those that wait, or with a score among the delayed ones.
-local function place(q, member, score)
-    if score then
-        call('ZADD', q.delayed, score, member)
-        call('ZADD', q.later, 0, member)
-    else
-        call('ZADD', q.ready, 0, member)
-        wake_one(q)
-    end
-end
-
 local function edit(from, to, name, member, id, priority, due, body)
     local text, score = call('HGET', from.record, member), call('ZSCORE', from.delayed, member)
     if not (text and (score or call('ZSCORE', from.ready, member))) then
@@ -60,7 +49,7 @@ local function edit(from, to, name, member, id, priority, due, body)
             call('HDEL', named_key(from, 'keyed'), member)
             call('HSET', named_key(from, 'keyed'), renamed, key)
         elseif key then
-            give_keys(from, {member}, {id}, {0})
+            give_keys(from, {{member, id, 0}})
             take_key(to, key, id, renamed)
         end
         rename(from, to, member, renamed)
@@ -77,7 +66,12 @@ local function edit(from, to, name, member, id, priority, due, body)
     for _, set in ipairs({'ready', 'delayed', 'later'}) do
         call('ZREM', from[set], member)
     end
-    place(to, renamed, score)
+    local lists = {ready = {}, delayed = {}, later = {}}
+    line_up(lists, renamed, score)
+    write_line(to, lists)
+    if not score then
+        wake_one(to)
+    end
     return 'e'
 end
 

@@ -1,4 +1,58 @@
 -- The ends of batches: the sums of members' ends, and the callbacks that the last one brings.
+--
+-- A member stands in `batched` of its queue until it ends, so its end is counted once. Where that key is missing, there
+-- is nothing to do.
+
+-- By batch, the ends of members in this call, how many of each kind, and which failed.
+local touched = {}
+
+-- The ends of members of a batch in this call.
+local function touch(batch)
+    touched[batch] = touched[batch] or {succeeded = 0, failed = 0, cancelled = 0, failed_ids = {}}
+    return touched[batch]
+end
+
+-- Note that a member of this batch, a message or a batch, ends as `succeeded`, `failed` or `cancelled`.
+local function note_end(batch, ident, ending)
+    local ends = touch(batch)
+    ends[ending] = ends[ending] + 1
+    if ending == 'failed' then
+        push(ends.failed_ids, ident)
+    end
+end
+
+-- Take the fields of these members of queue q out of `batched`; nil where it is missing.
+local function take_batched(q, members)
+    if #members == 0 or #q.record - #q.ids == 3 then -- on a cluster both names begin alike
+        return nil
+    end
+    local key = named_key(q, 'batched')
+    if call('EXISTS', key) == 0 then
+        return nil
+    end
+    local texts = read_many('HMGET', key, members)
+    write_many('HDEL', key, members)
+    return texts
+end
+
+-- Note the end of each of these messages that is a member of a batch, and take it out.
+local function end_members(q, members, ending)
+    local texts, gone = take_batched(q, members), {}
+    if not texts then
+        return
+    end
+    for _, text in ipairs(texts) do
+        if text then
+            local id, batch = match(text, '^(%S+) (.*)$')
+            note_end(batch, id, ending)
+            gone[batch] = gone[batch] or {}
+            push(gone[batch], id)
+        end
+    end
+    for batch, ids in pairs(gone) do
+        write_many('ZREM', shared(q, 'members:' .. batch), ids)
+    end
+end
 
 -- Count the ends of this call, once its new members have joined; q is any queue. A batch that ends may end another.
 -- Mostly there are none, so its functions are made in here: each call of a script makes those outside.
@@ -24,21 +78,18 @@ local function end_batches(q)
 
     -- Add callbacks of a batch, each a line of facts and then its body, which is told the `result`.
     local function call_back(entries, result)
-        local queues, names, numbers, words, facts = {}, {}, {}, {}, {}
-        for _, entry in ipairs(entries) do
+        local queues, names, numbers, words = {}, {}, {}, {}
+        for i, entry in ipairs(entries) do
             local cut = string.find(entry, '\n', 1, true)
             local name, id, priority, due, tail = unpack(cjson.decode(sub(entry, 1, cut - 1)))
             if not numbers[name] then
                 names[#names + 1] = name
                 numbers[name], queues[#names] = #names, queue_named(name)
             end
-            words[#words + 1] = id
-            for _, word in ipairs({numbers[name], priority, due, tail, sub(entry, cut + 1, -2) .. result}) do
-                facts[#facts + 1] = word
+            words[i] = id
+            for at, word in ipairs({numbers[name], priority, due, tail, sub(entry, cut + 1, -2) .. result}) do
+                words[#entries + 5 * (i - 1) + at] = word
             end
-        end
-        for _, word in ipairs(facts) do
-            words[#words + 1] = word
         end
         LEAD.last = LEAD.last or shared(q, 'last')
         add(queues, names, words, 1, #entries, nil, true)
@@ -60,7 +111,7 @@ local function end_batches(q)
     local function result_of(batch, total, counts, failed)
         local ids = {}
         for id in string.gmatch(failed, '[^\n]+') do
-            ids[#ids + 1] = id
+            push(ids, id)
         end
         return format(
             ',"ended":{"id":%s,"total":%d,"succeeded":%d,"failed":%d,"cancelled":%d,"failed_ids":%s}}',
@@ -77,12 +128,8 @@ local function end_batches(q)
             unpack(call('HMGET', key, 'on_success', 'on_done', 'parent', 'stopped'))
         local is_failed = stopped or counts.succeeded < total
         states[batch] = {'0', digits(now)} -- no callback joins it
-        if on_success and not is_failed then
-            entries[1] = on_success
-        end
-        if on_done then
-            entries[#entries + 1] = on_done
-        end
+        push(entries, on_success and not is_failed and on_success or nil)
+        push(entries, on_done or nil)
         if #entries > 0 then
             call_back(entries, result_of(batch, total, counts, failed))
         end

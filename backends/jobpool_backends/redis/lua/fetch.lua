@@ -3,7 +3,6 @@
 -- Answers: members, records, bodies, and what is left: 0 = there may be more, -1 = nothing, else the µs until a message
 -- falls due. Then, if the call is a repeated one, the µs that each lease has left.
 
-local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
 local PROMOTE = 4000 -- due messages that are put in order with the others, in some 10 ms; the next fetch goes on
 
 local q, limit, ttl, tag = keys_of(1), tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
@@ -22,15 +21,6 @@ local function fetch_again(known)
         end
     end
     return {held, kept, bodies_of(q, held), 0, left}
-end
-
--- The bodies of the first members, as many as may be sent at once. The other members leave the list.
-local function take_bodies(members)
-    local taken, large = measure(q, members, BYTES)
-    for i = #members, taken + 1, -1 do
-        members[i] = nil
-    end
-    return read_bodies(q, members, large)
 end
 
 -- The records of leased messages: the holder before them, and one delivery more. A member without a message (edited by
@@ -91,7 +81,7 @@ if #members == 0 then
 end
 call('ZREMRANGEBYRANK', q.ready, 1, 0) -- of none, for what `check_writable` says
 call('ZADD', q.leased, 'XX', 0, '')
-local bodies = take_bodies(members)
+local bodies = take_bodies(q, members, BYTES)
 local records = take_records(members, bodies)
 lease(members, records)
 return {members, records, bodies, ring()}

@@ -8,28 +8,17 @@ local PROMOTE = 500
 
 local q, wanted, after, most = keys_of(1), ARGV[1], ARGV[2], tonumber(ARGV[3])
 
--- Each priority in a set has its own run of sequences.
-local function runs_of(key)
-    local runs, first = {}, call('ZRANGE', key, '[0', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-    while priority_of(first) do
-        local priority = priority_of(first)
-        local next_one = format('%03d', priority + 1)
-        runs[#runs + 1] = {key, '(' .. priority .. after, '(' .. next_one}
-        first = call('ZRANGE', key, '[' .. next_one, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-    end
-    return runs
-end
-
 local freed, ended = sweep_claims(q, PROMOTE)
-if math.max(freed, ended, promote(q, PROMOTE), promote_posts(q, PROMOTE)) >= PROMOTE then
+if math.max(freed, ended, promote(q, PROMOTE), promote(post_sets(q), PROMOTE)) >= PROMOTE then
     return {1} -- more due messages are still to be moved
 end
 local sets = {w = {q.ready, q.posts}, d = {q.later, q.postslater}, l = {q.claimed, q.postsclaimed}, x = {q.buried}}
-local runs = {}
+local runs = {} -- each priority in a set has its own run of sequences
 for letter, keys in pairs(sets) do
     for _, key in ipairs(string.find(wanted, letter, 1, true) and keys or {}) do
-        for _, run in ipairs(runs_of(key)) do
-            runs[#runs + 1] = run
+        for _, first in ipairs(firsts_in(key)) do
+            local priority = priority_of(first)
+            push(runs, {key, '(' .. priority .. after, format('(%03d', priority + 1)})
         end
     end
 end

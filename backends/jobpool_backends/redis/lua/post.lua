@@ -5,23 +5,19 @@
 local PRIORITY = '005'
 
 local q, name, count = keys_of(1), ARGV[1], tonumber(ARGV[2])
-local new = {ids = {}, records = {}, bodies = {}, free = {}, delayed = {}, later = {}, lives = {}}
+local new = {ids = {}, records = {}, bodies = {}, ready = {}, delayed = {}, later = {}, lives = {}}
 
 local function note_post(id, member, at)
-    local life, delay, available = ARGV[at + 1], ARGV[at + 2], '-'
-    if delay ~= '' then
-        available = digits(now + delay)
-        push_pair(new.delayed, available, member)
-        push_pair(new.later, 0, member)
-    else
-        push_pair(new.free, 0, member)
-    end
+    local life, delay = ARGV[at + 1], ARGV[at + 2]
+    local due = delay ~= '' and digits(now + delay)
+    line_up(new, member, due)
     local ends = life ~= '' and digits(now + life) or '-'
     if life ~= '' then
         push_pair(new.lives, ends, member)
     end
     push_pair(new.ids, id, member .. ' ' .. name)
-    push_pair(new.records, member, with_tail(format('0 0 0 %s %s %s%s ', available, stamp, ARGV[at], id), 0, ends, '-'))
+    local head = format('0 0 0 %s %s %s%s ', due or '-', digits(now), ARGV[at], id)
+    push_pair(new.records, member, with_tail(head, 0, ends, '-'))
     push_pair(new.bodies, member, ARGV[at + 3])
 end
 
@@ -31,8 +27,8 @@ for i = 1, count do
     given[#given + 1] = ARGV[count + 4 * i - 1] == 'q' and ids[i] or nil
 end
 sweep_claims(q, SWEEP)
-local known = known_among(q, ids, given, given)
-local seq = math.max(tonumber(call('GET', LEAD.last) or 0) or 0, now - 1)
+local known = known_among(q, ids, given, given, {})
+local seq = last_sequence()
 for i, id in ipairs(ids) do
     if not known[id] then
         known[id] = true -- the same id again is the same message
@@ -41,9 +37,7 @@ for i, id in ipairs(ids) do
     end
 end
 if #new.ids > 0 then
-    write_many('ZADD', q.posts, new.free)
-    write_many('ZADD', q.postsdelayed, new.delayed)
-    write_many('ZADD', q.postslater, new.later)
+    write_line(post_sets(q), new)
     write_many('ZADD', q.lives, new.lives)
     call('SADD', q.queues, name)
     call('SET', LEAD.last, digits(seq))

@@ -47,13 +47,9 @@ local function place(member, crashes, available, edit)
         return available
     end
     local delay = delay_after(crashes)
-    if delay > 0 then
-        push_pair(work.delayed, now + delay, member)
-        push_pair(work.later, 0, member)
-    else
-        push_pair(work.ready, 0, member)
-    end
-    return digits(now + delay)
+    available = digits(now + delay)
+    line_up(work, member, delay > 0 and available)
+    return available
 end
 
 local function take_back(member, text, note)
@@ -87,9 +83,7 @@ if #work.members > 0 then
 end
 note_failures(q, work.edits)
 write_many('HSET', q.record, work.changes)
-write_many('ZADD', q.ready, work.ready)
-write_many('ZADD', q.delayed, work.delayed)
-write_many('ZADD', q.later, work.later)
+write_line(q, work)
 bury(q, work.dead)
 write_many('ZREM', q.leased, work.members)
 if #work.ready > 0 then

@@ -19,8 +19,7 @@ repeat
                 answers[1] = 1
                 return answers
             end
-            local size = #answers
-            answers[size + 1], answers[size + 2] = key, value
+            push_pair(answers, key, value)
             bytes = bytes + #key + #value
         end
     end

@@ -2,10 +2,9 @@
 
 local lasts, values, ends, names = tonumber(ARGV[1]), {}, {}, {}
 for at = 2, #ARGV, 2 do
-    local size = #ends
-    values[size + 1], values[size + 2] = ARGV[at], ARGV[at + 1]
-    ends[size + 1], ends[size + 2] = now + lasts, ARGV[at]
-    names[size + 1], names[size + 2] = 0, ARGV[at]
+    push_pair(values, ARGV[at], ARGV[at + 1])
+    push_pair(ends, now + lasts, ARGV[at])
+    push_pair(names, 0, ARGV[at])
 end
 -- Some of those that have ended make room: more than may have come since the last time.
 local over = call('ZRANGE', LEAD.ends, '-inf', now, 'BYSCORE', 'LIMIT', 0, #ARGV + 100)

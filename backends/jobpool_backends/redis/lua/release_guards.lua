@@ -1,7 +1,5 @@
 -- The grants to leases of queue q, at their end.
 
-local ACKS = {a = true, A = true, u = true, U = true}
-
 local function push_to(lists, name, value)
     local list = lists[name] or {}
     lists[name], list[#list + 1] = list, value
@@ -17,7 +15,7 @@ local function release_guards(q, guarded)
         for _, name in ipairs(places_of(guards)) do
             push_to(places, name, member)
         end
-        if ACKS[verb] and guards[1] ~= '' then
+        if match(verb, '[aAuU]') and guards[1] ~= '' then
             remember(named_key(q, 'done:' .. guards[1]), guards[2], '')
         end
         for _, rate in ipairs(verb == 'R' and guards[4] or {}) do

@@ -12,8 +12,7 @@ for i, member in ipairs(members) do
     if letters[i] == 'o' then
         held[#held + 1] = member
         if sub(text, 18, 31) ~= ARGV[2] then
-            changes[#changes + 1] = member
-            changes[#changes + 1] = holder .. ' ' .. ARGV[2] .. sub(text, 32)
+            push_pair(changes, member, holder .. ' ' .. ARGV[2] .. sub(text, 32))
         end
     end
 end

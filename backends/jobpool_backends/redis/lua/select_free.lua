@@ -1,7 +1,6 @@
 -- The first free messages of queue q, jobs and posts in one order, taken out of the sets in which they stand.
 
 local DUE = 1000 -- delayed messages of each kind that are promoted at most
-local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
 local LOOKS = 3000 -- messages to look at, at most: reached only if most of them cannot be taken
 local WORN = 1000 -- messages found to be claimed too often, at most
 
@@ -47,12 +46,9 @@ end
 
 -- Take the first of these, as many as may be sent at once; they are added to those that are `over`.
 local function take_free(q, free, records, found, over)
-    local last, large, bytes = measure(q, free, BYTES - found.bytes)
-    for i = #free, last + 1, -1 do
-        free[i] = nil
-    end
+    local bodies, bytes = take_bodies(q, free, BYTES - found.bytes)
     found.bytes = found.bytes + bytes
-    for i, body in ipairs(read_bodies(q, free, large)) do
+    for i, body in ipairs(bodies) do
         over[#over + 1] = free[i]
         if body then
             local size = #found.members + 1
@@ -66,7 +62,7 @@ end
 local function select_free(q, limit, max_claims)
     local found, looked = {members = {}, records = {}, bodies = {}, worn = {}, worn_records = {}, bytes = 0}, 0
     promote(q, DUE)
-    promote_posts(q, DUE)
+    promote(post_sets(q), DUE)
     repeat
         local members, sets = front(q, looked == 0 and limit or 100)
         local free, records, over, ended = sort_out(q, members, found, limit - #found.members, max_claims)

@@ -28,8 +28,8 @@ local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, s = 1, b = 2, x 
 local function nothing_yet()
     return {
         ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
-        dead = {}, edits = {}, unique = {}, unique_ids = {}, lasts = {}, moved = {}, moved_ids = {}, guarded = {},
-        dead_ids = {}, cancelled = {}, results = {}, result_ids = {},
+        dead = {}, dead_ids = {}, cancelled = {}, edits = {}, unique = {}, moved = {}, moved_ids = {}, guarded = {},
+        results = {}, result_ids = {},
     }
 end
 
@@ -45,12 +45,7 @@ local function put_back(work, member, text, failures, delay, mark)
     local available = digits(now + delay)
     mark = old == '+' and old or mark
     leave(work, member, format('%s %d %s %s%s %s', deliveries, attempts + failures, crashes, mark, available, rest))
-    if delay > 0 then
-        push_pair(work.delayed, available, member)
-        push(work.later, member)
-    else
-        push(work.ready, member)
-    end
+    line_up(work, member, delay > 0 and available)
 end
 
 local function note_errors(work, member, text)
@@ -66,12 +61,6 @@ local function note_errors(work, member, text)
     end
 end
 
-local function end_unique(work, member, id, lasts)
-    push(work.unique, member)
-    push(work.unique_ids, id)
-    push(work.lasts, lasts)
-end
-
 -- By verb. `at`: where its arguments begin.
 local verbs = {}
 
@@ -82,7 +71,7 @@ function verbs.a(work, member, _, at, id, verb)
         push(work.given, id)
     end
     if verb == 'u' or verb == 'U' then
-        end_unique(work, member, id, tonumber(ARGV[at]))
+        push(work.unique, {member, id, tonumber(ARGV[at])})
     end
 end
 
@@ -126,15 +115,13 @@ function verbs.m(work, member, text, _, id)
     push(work.moved_ids, id)
     leaving[id] = member
     if match(text, '^%d+ %d+ %d+ %S+ %d+ [uw]', 33) then
-        end_unique(work, member, id, 0)
+        push(work.unique, {member, id, 0})
     end
 end
 
 -- Free unique keys, and gather what moved messages take along: notes and batches. Then others may be added.
 local function make_way(q, work)
-    if #work.unique > 0 then
-        give_keys(q, work.unique, work.unique_ids, work.lasts)
-    end
+    give_keys(q, work.unique)
     for i, text in ipairs(read_many('HMGET', q.notes, work.moved)) do
         carried[work.moved_ids[i]] = text and read_notes(text) or nil
     end
@@ -160,9 +147,7 @@ local function write(q, work)
     note_failures(q, work.edits)
     erase(q, work.ended, work.ids, work.given)
     write_many('HSET', q.record, work.changes)
-    write_many('ZADD', q.ready, scored(0, work.ready))
-    write_many('ZADD', q.delayed, work.delayed)
-    write_many('ZADD', q.later, scored(0, work.later))
+    write_line(q, work)
     bury(q, work.dead)
     write_many('ZADD', q.leased, scored(now, work.forfeited))
     write_many('ZREM', q.leased, work.ended)

@@ -11,21 +11,14 @@ if has_claims then
 end
 local waiting, delayed = call('ZCARD', q.ready), call('ZCARD', q.delayed)
 local due = delayed > 0 and call('ZCOUNT', q.delayed, '-inf', now) or 0
-local oldest
-
-local function consider(member)
-    if member and (not oldest or sub(member, 4) < sub(oldest, 4)) then
+local candidates, oldest = waiting > 0 and firsts_in(q.ready) or {}, nil
+for _, member in ipairs(due > 0 and call('ZRANGE', q.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, DUE) or {}) do
+    push(candidates, member)
+end
+for _, member in ipairs(candidates) do
+    if not oldest or sub(member, 4) < sub(oldest, 4) then
         oldest = member
     end
-end
-
-local first = waiting > 0 and call('ZRANGE', q.ready, '[0', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-while priority_of(first) do -- the first of each priority
-    consider(first)
-    first = call('ZRANGE', q.ready, format('[%03d', priority_of(first) + 1), '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-end
-for _, member in ipairs(due > 0 and call('ZRANGE', q.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, DUE) or {}) do
-    consider(member)
 end
 local text = oldest and call('HGET', q.record, oldest)
 local enqueued = text and match(text, '^%d+ %d+ %d+ %S+ (%d+)')

@@ -18,14 +18,18 @@ local function take_key(q, key, id, member)
     call('HSET', named_key(q, 'keyed'), member, key)
 end
 
--- These messages are gone. The key of each is known for as many µs more; with 0 it is free at once.
-local function give_keys(q, members, ids, lasts)
-    local keys = read_many('HMGET', named_key(q, 'keyed'), members)
-    for i, key in ipairs(keys) do
+-- Each of `ended`, {member, id, lasts}, is gone. Its key is known for as many µs more; with 0 it is free at once.
+local function give_keys(q, ended)
+    local members = {}
+    for i, message in ipairs(ended) do
+        members[i] = message[1]
+    end
+    for i, key in ipairs(read_many('HMGET', named_key(q, 'keyed'), members)) do
+        local _, id, lasts = unpack(ended[i])
         local name = key and named_key(q, 'unique:' .. key)
-        if name and recall(name) == ids[i] then
-            if lasts[i] > 0 then
-                remember(name, lasts[i], ids[i])
+        if name and recall(name) == id then
+            if lasts > 0 then
+                remember(name, lasts, id)
             else
                 call('DEL', name)
             end
