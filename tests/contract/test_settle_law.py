@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, new_lease, numbered
-from support.looks import in_order, is_refusal, settle
+from support.looks import a_lease, in_order, is_refusal, settle
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
@@ -27,11 +27,6 @@ SETTLEMENTS: list[Settlement] = [
     Move("mails", attempts=1, error="boom"),
     Forfeit("SIGSEGV"),
 ]
-
-
-def a_lease(backend: QueueBackend, ttl: float = 10.0) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
 
 
 def picture(backend: QueueBackend) -> list[object]:
