@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import Any, cast
 
@@ -357,56 +356,6 @@ def test_floors_lose_nothing_whatever_commits_when(rig: Rig, backend: PostgresBa
     assert max(floors(rig)) > 50
 
 
-def test_six_threads_at_random_lose_nothing_and_never_lock_each_other_out(backend: PostgresBackend) -> None:
-    policy = ReapPolicy(max_crashes=0, back_off=0.0)
-    over = time.monotonic() + 2.0
-    known = backend.enqueue_many(numbered(300))
-    held: list[JobLease] = []
-    lock = threading.Lock()
-    acked: list[str] = []
-
-    def some(chance: random.Random) -> list[JobLease]:
-        with lock:
-            return chance.sample(held, min(len(held), chance.randrange(1, 40)))
-
-    def fetch(chance: random.Random) -> None:
-        leases = backend.fetch_many(QUEUE, limit=chance.randrange(1, 30), ttl=chance.choice([0.005, 0.05, 30.0]))
-        with lock:
-            held[:] = held[-200:] + leases
-
-    def settle(chance: random.Random) -> None:
-        leases = some(chance)
-        ways = [chance.choice(SETTLEMENTS) for _ in leases]
-        answers = backend.settle_many(list(zip(leases, ways, strict=True)))
-        done = [lease.id for lease, way, answer in zip(leases, ways, answers, strict=True) if way == Ack() and answer]
-        with lock:
-            acked.extend(done)
-
-    def renew(chance: random.Random) -> None:
-        backend.renew_many(some(chance), 0.02)
-
-    def tend(chance: random.Random) -> None:
-        backend.reap(QUEUE, policy)
-        backend.bulk(MessageFilter(queue=QUEUE), Verb.RETRY, limit=chance.randrange(1, 10))
-        ids = [f"given-{number}" for number in range(10)]
-        chance.shuffle(ids)
-        backend.enqueue_many([a_job(identifier=ident) for ident in ids])
-
-    def run(number: int) -> None:
-        chance = random.Random(number)
-        while time.monotonic() < over:
-            (fetch, settle, renew, tend, settle, tend)[number](chance)
-
-    together(6, run)
-    assert len(acked) == len(set(acked))
-    left = {message.id for message in backend.list_messages(limit=1000)}
-    assert set(known) - set(acked) == left & set(known)
-    assert not left & set(acked)
-
-
-SETTLEMENTS: list[Settlement] = [Ack(), Nack(0.0, "boom"), Nack(0.01), Abandon("x"), Release(), Forfeit("x")]
-
-
 def test_a_second_job_of_an_id_is_left_out_with_the_first_of_another_piece(
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,12 +435,6 @@ def test_sweeping_goes_on_beside_the_calls(rig: Rig, backend: PostgresBackend) -
     assert rig.ask("SELECT count(*) FROM {schema}.calls WHERE id LIKE 'old-%%' AND %s", True) == [(0,)]
 
 
-def test_a_body_that_is_no_text_can_be_looked_for(rig: Rig, backend: PostgresBackend) -> None:
-    ident = backend.enqueue(a_job())
-    rig.ask("UPDATE {schema}.messages SET body = '\\xff00fe4d61524b'")
-    assert [message.id for message in backend.list_messages(MessageFilter(text="mark"))] == [ident]
-
-
 @pytest.mark.parametrize("share", [7, 100, 20_000])
 def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     monkeypatch: pytest.MonkeyPatch, backend: PostgresBackend, share: int
@@ -518,21 +461,6 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     assert 0 < count < len(rare)
     assert backend.bulk(dead, Verb.RETRY) == count
     assert backend.count(MessageFilter(states=(State.DEAD,))) == 200 - count
-
-
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_a_stricter_isolation_by_default_is_slower_and_no_more(rig: Rig, backend: PostgresBackend, level: str) -> None:
-    strict = rig.open(timeout=PATIENCE, isolation=level)
-    strict.enqueue_many(numbered(40))
-    acked: list[str] = []
-
-    def consume(number: int) -> None:
-        while leases := strict.fetch_many(QUEUE, limit=1 + number):
-            acked.extend(lease.id for lease in leases if strict.ack(lease))
-
-    together(3, consume)
-    assert len(acked) == len(set(acked)) == 40
-    assert backend.stats(QUEUE).pending == 0
 
 
 def test_a_search_path_of_somebody_elses_changes_nothing(rig: Rig, backend: PostgresBackend) -> None:
