@@ -316,15 +316,6 @@ def test_after_a_forfeit_in_the_same_batch_the_lease_has_ended(backend: QueueBac
     assert backend.stats(QUEUE).pending == 1
 
 
-def test_one_refused_ack_in_a_batch_holds_up_no_other(backend: QueueBackend) -> None:
-    backend.enqueue_many(numbered(3))
-    leases = [lease for _ in range(3) if (lease := backend.fetch(QUEUE))]
-    assert backend.ack(leases[1]) is Settled.OK
-    batch = [(lease, Ack()) for lease in leases]
-    assert backend.settle_many(batch, "call") == [Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK]
-    assert backend.stats(QUEUE).pending == 0
-
-
 def test_an_empty_batch_is_answered_with_nothing(backend: QueueBackend) -> None:
     assert backend.settle_many([]) == []
     assert backend.renew_many([], 30.0) == []
