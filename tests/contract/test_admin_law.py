@@ -6,12 +6,13 @@ import re
 
 import pytest
 from msgspec.structs import replace
+from support.claims import ids
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import in_order
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool.errors import Unsupported
 from jobpool.message.envelope import OVERSIZED
 
@@ -27,10 +28,6 @@ def one_of_each(harness: Harness, backend: QueueBackend) -> dict[State, str]:
     first, _ = backend.fetch_many(QUEUE, limit=2, ttl=50.0)
     backend.abandon(first, "timeout", "Traceback: TOO SLOW")
     return {State.DEAD: dead, State.LEASED: leased, State.WAITING: waiting, State.DELAYED: delayed}
-
-
-def ids(messages: list[Message]) -> list[str]:
-    return [message.id for message in messages]
 
 
 def shows(backend: QueueBackend, where: MessageFilter) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from support.claims import ids
 from support.jobs import QUEUE, numbered
 
 from jobpool.broker.backend import QueueBackend
@@ -82,13 +83,10 @@ def test_texts_that_no_broker_can_keep_are_mended_and_hold_up_no_settlement(back
     leases = backend.fetch_many(QUEUE, limit=len(settlements))
     assert len(leases) == len(settlements)
     assert backend.settle_many(list(zip(leases, settlements, strict=True))) == [Settled.OK] * len(settlements)
-    died = {message.reason: message for message in backend.list_messages(MessageFilter(queue=QUEUE, ids=ids(leases)))}
+    asked = MessageFilter(queue=QUEUE, ids=tuple(ids(leases)))
+    died = {message.reason: message for message in backend.list_messages(asked)}
     assert (died["ugly"].last_error, died["ugly"].cause) == (NICE, NICE)
     assert [message.id for message in backend.list_messages(MessageFilter(reason=UGLY))] == [died[NICE].id]
-
-
-def ids(leases: list[Any]) -> tuple[str, ...]:
-    return tuple(lease.id for lease in leases)
 
 
 @pytest.mark.needs("leases")

@@ -206,17 +206,6 @@ def test_what_is_no_live_claim_is_not_found_and_nothing_is_changed(harness: Harn
     assert len(backend.claims.get("mails", claims["foreign"]).messages) == 1
 
 
-def test_a_claim_has_ended_at_its_end_for_every_call(harness: Harness, backend: QueueBackend) -> None:
-    [ident] = post(backend)
-    held = claim(backend, ttl=60.0)
-    harness.advance(60.0 - harness.tick)
-    assert ids(backend.claims.get(QUEUE, held.id).messages) == [ident]
-    harness.advance(harness.tick)
-    assert_not_found(backend, held.id, [ident])
-    assert backend.claims.list_claims(QUEUE) == []
-    assert ids(claim(backend).messages) == [ident]
-
-
 def test_the_last_moment_is_early_enough(harness: Harness, backend: QueueBackend) -> None:
     known = post(backend, b"0", b"1", b"2")
     renewed, deleting, releasing = (claim(backend, 1, ttl=60.0) for _ in range(3))

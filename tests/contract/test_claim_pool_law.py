@@ -259,19 +259,6 @@ def test_the_late_delete_of_a_host_that_slept_is_told_and_rolls_back(
     assert "rolled back" in capsys.readouterr().err
 
 
-def test_it_is_told_also_while_the_other_still_works_on_it(harness: Harness, books: sqlite3.Connection) -> None:
-    slow, quick = a_host(harness), a_host(harness)
-    quick.post([{"to": "a"}])
-    first = slow.claim(ttl=60)
-    harness.advance(60)
-    second = quick.claim()
-    assert first is not None
-    assert second is not None
-    assert not letters.print_one(first.messages[0], books)
-    assert letters.print_one(second.messages[0], books)
-    assert booked(books) == ["a"]
-
-
 KEY = "order-17"
 LOCK = Hold("job:nightly")
 GUARDS = Guards(key=KEY, holds=(LOCK,))

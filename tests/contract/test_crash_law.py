@@ -92,16 +92,6 @@ def test_the_cause_of_a_forfeit_is_not_that_of_the_next_crash(harness: Harness, 
 
 
 @each_way
-def test_without_a_limit_it_always_comes_back(harness: Harness, backend: QueueBackend, cause: str) -> None:
-    backend.enqueue(a_job())
-    backend.reap(QUEUE, at_once())
-    for _ in range(8):
-        crash(harness, backend, cause)
-    lease = a_lease(backend)
-    assert (lease.crashes, lease.deliveries) == (8, 9)
-
-
-@each_way
 def test_what_waits_after_a_crash_holds_up_no_other(harness: Harness, backend: QueueBackend, cause: str) -> None:
     policy = ReapPolicy(0, 1e6, back_off=1e6, back_off_cap=1e6)
     backend.enqueue_many(numbered(3))

@@ -42,8 +42,7 @@ def test_four_reapers_charge_each_expiry_once_and_lose_nothing(
     harness: Harness, opener: Opener, live: QueueBackend
 ) -> None:
     known = live.enqueue_many(numbered(200))
-    results = harness.crowd(opener, crowd.reap_and_settle, 4)
-    acked = Counter(ident for _, acks in results for ident in acks)
+    acked = Counter(ident for acks in harness.crowd(opener, crowd.reap_and_settle, 4) for ident in acks)
     dead = {message.id for message in live.list_messages(limit=1000)}
     assert acked.total() == len(acked)
     assert set(acked) | dead == set(known)

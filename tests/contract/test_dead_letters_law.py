@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
-from support.looks import dead_letter, picture
+from support.looks import picture
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, State, Verb
@@ -49,22 +49,6 @@ def died(backend: QueueBackend, count: int) -> list[str]:
 
 def left(backend: QueueBackend, where: MessageFilter | None = None) -> list[str]:
     return [message.id for message in backend.list_messages(where or MessageFilter(states=DEAD), limit=1000)]
-
-
-def test_a_dead_letter_tells_everything(harness: Harness, backend: QueueBackend) -> None:
-    known = bury(harness, backend)
-    for ident, (handler, queue, reason, error, cause) in zip(known, GRAVES, strict=True):
-        dead = dead_letter(backend, ident)
-        assert (dead.handler, dead.queue, dead.reason, dead.last_error, dead.cause) == (
-            handler,
-            queue,
-            reason,
-            error,
-            cause,
-        )
-        assert (dead.attempts, dead.crashes, dead.deliveries, dead.expires_at) == (1, 0, 1, None)
-        assert dead.died_at == pytest.approx(harness.now() - len(GRAVES) + known.index(ident), abs=0.6)
-        assert b'"number"' in dead.body
 
 
 def test_looking_at_dead_letters_changes_nothing(harness: Harness, backend: QueueBackend) -> None:
@@ -134,15 +118,6 @@ def test_pages_of_the_dead_follow_each_other_oldest_first(backend: QueueBackend)
     assert pages == known
     for where in (MessageFilter(states=DEAD), MessageFilter(reason="hopeless")):
         assert [backend.count(where, cap=cap) for cap in (1, 24, 25, 26)] == [1, 24, 25, 25], where
-
-
-def test_the_oldest_dead_are_deleted_first_up_to_the_limit(backend: QueueBackend) -> None:
-    known = died(backend, 9)
-    where = MessageFilter(queue=QUEUE, states=DEAD)
-    assert backend.bulk(where, Verb.DELETE, limit=4) == 4
-    assert left(backend) == known[4:]
-    assert [backend.bulk(where, Verb.DELETE, limit=3) for _ in range(3)] == [3, 2, 0]
-    assert backend.stats(QUEUE).dead == 0
 
 
 @pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])

@@ -52,12 +52,6 @@ def is_done(backend: QueueBackend, key: str = "order-17") -> bool:
 # --- done with the ack, and with nothing else -------------------------------------------------------------
 
 
-def test_after_the_ack_duplicates_are_skipped(backend: QueueBackend) -> None:
-    assert backend.ack(begun(backend)) is Settled.OK
-    assert begin(backend, a_lease(backend)) == DONE
-    assert begin(backend, a_lease(backend)) == DONE
-
-
 def test_it_is_done_in_the_same_step_for_all_of_a_batch(backend: QueueBackend) -> None:
     guards = [Guards(key=f"order-{number}") for number in range(5)]
     held = [begun(backend, one) for one in guards]
@@ -109,12 +103,6 @@ def test_nothing_but_an_accepted_ack_with_its_guards_makes_it_done(backend: Queu
     backend.release(lease)
     assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.DELETE) == 1
     assert not is_done(backend)
-
-
-@pytest.mark.spans
-def test_a_key_is_done_in_its_own_queue_only(backend: QueueBackend) -> None:
-    backend.ack(begun(backend))
-    assert begin(backend, a_lease(backend, "mails"))
 
 
 @pytest.mark.spans
@@ -180,25 +168,6 @@ def test_a_repeated_ack_does_not_mark_what_was_forgotten(backend: QueueBackend) 
     assert backend.keys.forget(QUEUE, "order-17")
     assert backend.ack(lease) is Settled.ALREADY
     assert not is_done(backend)
-
-
-def test_skipping_a_duplicate_does_not_prolong_it(harness: Harness, backend: QueueBackend) -> None:
-    """A duplicate was granted nothing, so that its ack carries no guards."""
-    backend.ack(begun(backend))
-    harness.advance(60.0)
-    duplicate = a_lease(backend)
-    assert begin(backend, duplicate) == DONE
-    backend.ack(duplicate)
-    harness.advance(40.0)
-    assert not is_done(backend)
-
-
-def test_done_again_it_counts_anew(harness: Harness, backend: QueueBackend) -> None:
-    backend.ack(begun(backend))
-    harness.advance(100.0)
-    backend.ack(begun(backend))
-    harness.advance(100.0 - harness.tick)
-    assert is_done(backend)
 
 
 # --- first_run and forget ---------------------------------------------------------------------------------

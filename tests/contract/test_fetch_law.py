@@ -7,7 +7,7 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import REMEMBER_CALLS, State
+from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.errors import InvalidJob
 
 pytestmark = pytest.mark.needs("leases")
@@ -136,13 +136,3 @@ def test_an_empty_fetch_does_not_use_up_its_id(backend: QueueBackend) -> None:
     assert backend.fetch_many(QUEUE, limit=1, fetch_id="f1") == []
     backend.enqueue(a_job())
     assert len(backend.fetch_many(QUEUE, limit=1, fetch_id="f1")) == 1
-
-
-@pytest.mark.spans
-def test_a_leased_message_is_in_that_state_only(backend: QueueBackend) -> None:
-    ident = backend.enqueue(a_job())
-    backend.fetch_many(QUEUE, limit=1)
-    message = backend.inspect(ident)
-    assert (message and message.state) is (State.LEASED if backend.capabilities.lists_live else None)
-    stats = backend.stats(QUEUE)
-    assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (0, 0, 1, 0)

@@ -368,13 +368,6 @@ def test_a_start_of_an_earlier_delivery_counts(harness: Harness, backend: QueueB
     assert begin(backend, new, Guards(rates=(ONE_A_MINUTE,))) == Begun(Begin.LIMITED, "queue", 59.0)
 
 
-def test_after_a_failed_attempt_a_retry_runs(backend: QueueBackend) -> None:
-    [lease] = leases(backend, 1)
-    backend.nack(granted(backend, lease, KEY), error="boom")
-    [again] = backend.fetch_many(QUEUE, limit=1)
-    granted(backend, again, KEY)
-
-
 # --- who holds --------------------------------------------------------------------------------------------
 
 
@@ -564,18 +557,4 @@ def test_it_ends_with_a_reap_by_age_though_the_lease_had_time_left(
     assert is_held(backend, waiter)
     assert backend.reap_expired(QUEUE, visibility_timeout=4.0) == 1
     assert begin(backend, holder, GUARDS) == Begun(Begin.LOST)
-    assert not is_held(backend, waiter)
-
-
-@pytest.mark.lacks("native_reap")
-def test_a_message_that_died_by_the_crash_limit_holds_nothing(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue_many(numbered(2))
-    [holder] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
-    [waiter] = backend.fetch_many(QUEUE, limit=1, ttl=1000.0)
-    begin(backend, holder, GUARDS)
-    harness.expire_leases(1.0)
-    backend.reap(QUEUE)
-    [again] = backend.fetch_many(QUEUE, limit=1, ttl=5.0)
-    assert begin(backend, again, GUARDS)
-    backend.abandon(again.guarded(GUARDS), "crash-limit")
     assert not is_held(backend, waiter)

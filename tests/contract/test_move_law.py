@@ -12,10 +12,9 @@ from support.looks import a_lease, is_refusal, recover, seen
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.values import Message, MessageFilter, ReapPolicy, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.envelope import verify
-from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Move, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
@@ -43,14 +42,6 @@ def picture(backend: QueueBackend) -> list[object]:
 
 
 # --- what it does -----------------------------------------------------------------------------------------
-
-
-def test_it_is_gone_here_and_waits_there_under_its_id(backend: QueueBackend) -> None:
-    message = moved(backend)
-    assert (message.queue, message.state) == (THERE, State.WAITING)
-    assert (backend.stats(QUEUE).pending, backend.stats(THERE).waiting) == (0, 1)
-    assert backend.fetch_many(QUEUE, limit=1) == []
-    assert a_lease(backend, THERE).id == message.id
 
 
 @pytest.mark.needs("lists_live", "atomic_across_queues")
@@ -96,16 +87,6 @@ def test_its_counters_go_on_there(
     assert move(backend, here, settlement)
     there = a_lease(backend, THERE)
     assert (there.attempts, there.crashes, there.envelope.attempts) == (attempts, crashes, attempts)
-
-
-def test_the_fencing_token_goes_on_rising(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    fences = []
-    for queue in (QUEUE, THERE, QUEUE, THERE):
-        lease = a_lease(backend, queue)
-        fences.append(lease.deliveries)
-        assert move(backend, lease, Move(THERE if queue == QUEUE else QUEUE))
-    assert fences == [1, 2, 3, 4]
 
 
 @pytest.mark.needs("priorities")
@@ -183,14 +164,6 @@ def test_the_old_lease_settles_nothing_there(backend: QueueBackend) -> None:
     assert backend.ack(there) is Settled.OK
 
 
-def test_a_refused_move_adds_nothing(harness: Harness, backend: QueueBackend) -> None:
-    late = new_lease(backend, ttl=1.0)
-    harness.expire_leases(1.0)
-    before = picture(backend)
-    assert is_refusal(backend, move(backend, late), Settled.EXPIRED)
-    assert picture(backend) == before
-
-
 @pytest.mark.needs("atomic_across_queues")
 def test_its_id_is_known_there_and_remembered_after_its_end(backend: QueueBackend) -> None:
     moved(backend, identifier="order-17")
@@ -233,14 +206,3 @@ def test_a_queue_that_cannot_be_leaves_the_message_where_it_is(backend: QueueBac
     with pytest.raises(InvalidJob, match="queue name"):
         move(backend, lease, Move("no queue"))
     assert backend.ack(lease) is Settled.OK
-
-
-@pytest.mark.needs("key_store")
-def test_its_idempotency_key_is_not_done(backend: QueueBackend) -> None:
-    guards = Guards(key="order-17")
-    backend.enqueue_many(numbered(2))
-    one, two = backend.fetch_many(QUEUE, limit=2)
-    assert backend.keys.begin_many([(one, guards)])[0]
-    assert move(backend, one.guarded(guards))
-    assert backend.keys.begin_many([(two, guards)])[0]
-    assert backend.keys.begin_many([(a_lease(backend, THERE), guards)])[0]

@@ -82,3 +82,6 @@ def test_the_bytes_survive_a_nack_and_a_reap(harness: Harness, backend: QueueBac
     assert first.body == second.body == third.body
     assert (third.envelope.attempts, third.attempts) == (1, 1)
     assert third.crashes == 1 or not backend.capabilities.exact_counts
+    backend.release(third)
+    [fourth] = backend.fetch_many(QUEUE, limit=1)
+    assert fourth.body == first.body, "where a crash is charged by a copy, it is this one's"

@@ -78,17 +78,6 @@ def test_after_is_exact(harness: Harness, backend: QueueBackend) -> None:
     assert begin(backend, two, guards)
 
 
-def test_a_rate_may_count_over_less_or_more_than_a_minute(harness: Harness, backend: QueueBackend) -> None:
-    some = leases(backend, 6)
-    for window, lease, other in zip((0.5, 60.0, 900.0), some[::2], some[1::2], strict=True):
-        guards = Guards(rates=(Rate(f"over-{window}", 1, window),))
-        assert begin(backend, lease, guards)
-        harness.advance(window - harness.tick)
-        assert begin(backend, other, guards).answer is Begin.LIMITED
-        harness.advance(harness.tick)
-        assert begin(backend, other, guards)
-
-
 def test_under_a_lower_rate_there_is_room_when_enough_have_left(harness: Harness, backend: QueueBackend) -> None:
     """Two pools may be told different rates; or one was restarted with another."""
     some = leases(backend, 5)
@@ -142,17 +131,6 @@ def test_a_start_counts_in_all_windows_for_as_long_as_the_longest(
     assert backend.keys.begin_many(asked[4:]) == [granted, granted]
 
 
-def test_a_refused_start_is_no_start(harness: Harness, backend: QueueBackend) -> None:
-    some = leases(backend, 5)
-    for lease in some[:3]:
-        assert begin(backend, lease)
-    for _ in range(50):
-        harness.advance(1.0)
-        assert not begin(backend, some[3])
-    harness.advance(10.0)
-    assert begin(backend, some[3])
-
-
 def test_a_start_outlives_its_lease(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue_many(numbered(4))
     short = backend.fetch_many(QUEUE, limit=3, ttl=1.0)
@@ -161,15 +139,6 @@ def test_a_start_outlives_its_lease(harness: Harness, backend: QueueBackend) -> 
     harness.expire_leases(1.0)
     backend.reap(QUEUE)
     assert begin(backend, waiter) == limited(59.0)
-
-
-def test_rates_of_several_names_are_counted_apart(backend: QueueBackend) -> None:
-    one, two, three = leases(backend, 3)
-    both = Guards(rates=(Rate("queue", 5), Rate("concurrency:acme", 1)))
-    assert begin(backend, one, both)
-    assert begin(backend, two, both) == limited(60.0, "concurrency:acme")
-    assert begin(backend, two, Guards(rates=(Rate("queue", 5), Rate("concurrency:other", 1))))
-    assert begin(backend, three, Guards(rates=(Rate("queue", 3),)))
 
 
 # --- given back -------------------------------------------------------------------------------------------

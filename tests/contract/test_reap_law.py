@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.claims import found
+from support.claims import AT_ONCE, found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
@@ -11,8 +11,6 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, ReapPolicy
 
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("native_reap")]
-
-AT_ONCE = ReapPolicy(back_off=0.0)
 
 
 def crash(harness: Harness, backend: QueueBackend, policy: ReapPolicy = AT_ONCE, cause: str = "") -> Message:
@@ -50,15 +48,6 @@ def test_nobody_but_the_reaper_gives_an_expired_message_out_again(harness: Harne
     harness.expire_leases(1.0)
     assert backend.fetch_many(QUEUE, limit=1) == []
     assert backend.stats(QUEUE).leased == 1
-
-
-def test_a_second_reap_finds_nothing(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue_many(numbered(3))
-    backend.fetch_many(QUEUE, limit=3, ttl=1.0)
-    harness.expire_leases(1.0)
-    assert backend.reap_expired(QUEUE) == 3
-    assert backend.reap_expired(QUEUE) == 0
-    assert harness.open().reap(QUEUE) == []
 
 
 def test_what_was_reaped_has_its_old_place(harness: Harness, backend: QueueBackend) -> None:

@@ -87,7 +87,8 @@ def test_a_dead_letter_and_what_is_raised_from_it_are_what_it_was(
     [dead] = backend.list_messages(MessageFilter(queue=QUEUE))
     assert (dead.id, dead.state, dead.handler, dead.body) == ("order-17", State.DEAD, "invoice", lease.body)
     assert (dead.attempts, dead.crashes, dead.deliveries) == (lease.attempts, lease.crashes, lease.deliveries)
-    assert (dead.reason, dead.last_error, dead.cause) == ("hopeless", "boom", cause)
+    assert (dead.reason, dead.last_error, dead.cause, dead.expires_at) == ("hopeless", "boom", cause, None)
+    assert dead.died_at == pytest.approx(harness.now(), abs=1.0)
     assert dead.enqueued_at == pytest.approx(lease.enqueued_at, abs=0.01)
     assert dead.priority == 2 or not backend.capabilities.priorities
     harness.advance(5.0)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, new_lease, numbered
-from support.looks import in_order, is_refusal, settle
+from support.looks import a_lease, in_order, is_refusal, settle
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
@@ -27,11 +27,6 @@ SETTLEMENTS: list[Settlement] = [
     Move("mails", attempts=1, error="boom"),
     Forfeit("SIGSEGV"),
 ]
-
-
-def a_lease(backend: QueueBackend, ttl: float = 10.0) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
 
 
 def picture(backend: QueueBackend) -> list[object]:
@@ -319,15 +314,6 @@ def test_after_a_forfeit_in_the_same_batch_the_lease_has_ended(backend: QueueBac
     assert accepted is Settled.OK
     assert is_refusal(backend, refused, Settled.EXPIRED)
     assert backend.stats(QUEUE).pending == 1
-
-
-def test_one_refused_ack_in_a_batch_holds_up_no_other(backend: QueueBackend) -> None:
-    backend.enqueue_many(numbered(3))
-    leases = [lease for _ in range(3) if (lease := backend.fetch(QUEUE))]
-    assert backend.ack(leases[1]) is Settled.OK
-    batch = [(lease, Ack()) for lease in leases]
-    assert backend.settle_many(batch, "call") == [Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK]
-    assert backend.stats(QUEUE).pending == 0
 
 
 def test_an_empty_batch_is_answered_with_nothing(backend: QueueBackend) -> None:

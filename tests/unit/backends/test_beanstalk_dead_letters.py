@@ -11,11 +11,12 @@ from typing import Any
 import greenstalk
 import pytest
 from beanstalk_clients import Clients
+from support.claims import ids
 from support.jobs import QUEUE
 from support.servers import BeanstalkServer
 from support.tables import row
 
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, Unsupported
 from jobpool.message.definition import JobDefinition
@@ -73,10 +74,6 @@ def died(ident: str, **fields: object) -> Record:
 def body(ident: str, *, queue: str = QUEUE, priority: int = 5) -> bytes:
     definition = JobDefinition("send", {"to": ident}, queue=queue, priority=priority)
     return encode(definition, identifier=ident, queue=queue, signer=EnvelopeSigner(), now=NOW)
-
-
-def ids(messages: list[Message]) -> list[str]:
-    return [message.id for message in messages]
 
 
 def walked(walk: Walk) -> list[str]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-from beanstalk_clients import AT_ONCE, Clients, one
+from beanstalk_clients import AT_ONCE, Clients
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.connection import Answer, Connection, Counters, read_counters
 from jobpool_backends.beanstalk.records import (
-    MAX_DELAY_S,
     CountedCrash,
     Record,
     count_crashes,
-    from_bytes,
-    whole_seconds,
 )
 from jobpool_backends.reaping import NativeReaping
 
@@ -63,17 +60,6 @@ def test_a_wait_charges_too_and_hints_at_nothing_that_is_not_there(clients: Clie
     assert clients.counts() == (0, 0, 0, 1)
 
 
-def test_a_dead_letter_that_somebody_kicked_is_buried_again(clients: Clients) -> None:
-    backend = clients.open()
-    backend.enqueue(a_job())
-    assert backend.abandon(one(backend), "failed")
-    assert clients.raw.kick(10) == 1
-    assert clients.counts() == (1, 0, 0, 0)
-    assert backend.fetch_many(QUEUE, limit=9) == []
-    assert clients.counts() == (0, 0, 0, 1)
-    assert from_bytes(clients.raw.peek_buried().body, 0)[0].reason == "failed"
-
-
 NOW = 1000.0
 POLICY = ReapPolicy(max_crashes=3, window=100.0, back_off=8.0, back_off_cap=20.0)
 
@@ -99,20 +85,6 @@ def test_charge(monkeypatch: pytest.MonkeyPatch) -> None:
         charged = count_crashes(record, new, "SIGBUS", policy, NOW)
         died = ("crash-limit", NOW) if dead else (None, None)
         assert charged == CountedCrash(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay), case
-
-
-def test_delays_are_rounded_up_to_whole_seconds() -> None:
-    for delay, seconds in [
-        (0.0, 0),
-        (-1.0, 0),
-        (float("nan"), 0),
-        (1e-9, 1),
-        (1.0, 1),
-        (1.001, 2),
-        (float("inf"), MAX_DELAY_S),
-        (1e12, MAX_DELAY_S),
-    ]:
-        assert whole_seconds(delay) == seconds, delay
 
 
 def test_the_ledger_tells_each_charge_once_and_keeps_the_policy_of_each_queue() -> None:

@@ -17,7 +17,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
-from jobpool_backends.postgres import PostgresBackend, enqueue, keys
+from jobpool_backends.postgres import PostgresBackend, keys
 from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.sql import number_of
 from jobpool_torture.network import Proxy
@@ -402,17 +402,3 @@ def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: Postgr
     assert len(told) == 1
     assert gone not in told
     assert backend.stats(QUEUE).waiting == 1
-
-
-@pytest.mark.parametrize("pieces", [1, 5])
-def test_many_at_once_are_all_or_none_however_they_travel(
-    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, pieces: int
-) -> None:
-    monkeypatch.setattr(enqueue, "_PIECE_MESSAGES", 500 // pieces)
-    known = backend.enqueue(unique("order-250"))
-    ids = backend.enqueue_many([unique(f"order-{number}") for number in range(500)])
-    assert ids[250] == known
-    assert backend.enqueue_many([unique(f"order-{number}") for number in range(500)]) == ids
-    payloads = [message.id for message in backend.list_messages(limit=1000)]
-    assert payloads[0] == known
-    assert payloads[1:] == ids[:250] + ids[251:]

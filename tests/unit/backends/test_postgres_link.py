@@ -161,13 +161,6 @@ def test_a_restart_between_two_calls_is_not_noticed(exposed: Rig) -> None:
     in_one_transaction(database)
 
 
-def test_a_session_that_was_ended_is_replaced(rig: Rig) -> None:
-    database = rig.database()
-    for step in (session, in_one_transaction):
-        rig.ask("SELECT pg_terminate_backend(%s, 5000)", session(database))
-        step(database)
-
-
 def test_a_session_that_ends_in_mid_call_is_not_replaced_for_ever(rig: Rig) -> None:
     database = rig.database()
     session(database)
@@ -470,11 +463,6 @@ def test_a_code_is_explained_in_one_sentence(code: str, kind: type[Exception], t
     assert told in text
     assert text.endswith(" (as the server says it)")
     assert "s3cret" not in text
-
-
-def test_a_fault_of_ours_stays_what_it_is() -> None:
-    with pytest.raises(psycopg.errors.UndefinedColumn):
-        raise_explained(of_code("42703"), ADDRESS)
 
 
 FATAL = 'connection failed: connection to server at "10.1.2.3", port 6432 failed: FATAL:  '

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 from redis_rig import Rig, take
+from support.claims import AT_ONCE
 from support.jobs import QUEUE, a_job, at, new_leases, numbered
 
-from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, State, Verb
+from jobpool.broker.values import MessageFilter, NewMessage, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis import RedisBackend, enqueue
 from jobpool_backends.redis import leases as leases_module
 from jobpool_backends.redis.keyspace import BULK
-
-AT_ONCE = ReapPolicy(back_off=0.0)
 
 
 def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig, backend: RedisBackend) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import cast
 
 import pytest
 from redis_rig import Rig, take
@@ -15,7 +14,6 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.redis import RedisBackend
-from jobpool_backends.redis.inspect import Inspector
 
 ID = "0123456789abcdef" * 2
 
@@ -80,17 +78,6 @@ def test_what_has_ended_leaves_a_number_and_the_ids_that_were_given(turned: Rig,
     assert until == pytest.approx((turned.server.now() - 240.0 + 600.0) * 1e6, abs=1.0)  # since its end, not since now
 
 
-def test_the_members_of_one_claim_are_in_its_checkout_alone(rig: Rig, backend: RedisBackend) -> None:
-    known = post(backend, b"0", b"1", b"2")
-    claim(backend, 2, claim_id=ID, ttl=61.5, grace=70.0)
-    [head] = rig.call("HVALS", rig.key("checkouts"))
-    assert re.fullmatch(rb"\d{16} 00000061500000 00000070000000 \d{16} (005\d{16}){2}", head)
-    backend.claims.delete_many(QUEUE, known[:1], ID)
-    assert rig.call("HVALS", rig.key("checkouts"))[0] == head[:64] + head[-19:]
-    assert sizes(rig, "claims", "claimids", "claimed", "postsclaimed", "posts", "leased") == [1, 1, 0, 1, 1, 0]
-    assert rig.call("ZSCORE", rig.key("claims"), ID) == head[:16]
-
-
 def test_a_late_settlement_is_told_how_things_are(turned: Rig, backend: RedisBackend) -> None:
     late = new_lease(backend, ttl=1.0)
     turned.server.advance(1.0)
@@ -102,15 +89,6 @@ def test_a_late_settlement_is_told_how_things_are(turned: Rig, backend: RedisBac
     backend.reap(QUEUE, AT_ONCE)
     assert backend.settle_many([(late, Ack())], call_id="when it is free") == [Settled.NOT_IN_FLIGHT]
     assert backend.stats(QUEUE).waiting == 1
-
-
-def test_a_bulk_that_saw_a_message_before_its_claim_leaves_it_alone(backend: RedisBackend) -> None:
-    inspector = cast(Inspector, backend._inspector)
-    post(backend)
-    rows = list(inspector.search(MessageFilter(queue=QUEUE)))
-    held = claim(backend)
-    assert inspector._change(rows, Verb.DELETE) == 0
-    assert len(backend.claims.get(QUEUE, held.id).messages) == 1
 
 
 def test_a_bulk_deletes_what_an_ended_claim_held_though_nobody_has_swept(turned: Rig, backend: RedisBackend) -> None:

@@ -149,16 +149,6 @@ def test_eight_threads_share_a_link(open_link: Open, key: str, threads: ThreadPo
     assert connections(link) <= before + 7
 
 
-def test_a_connection_that_the_server_closed_is_replaced_within_the_call(open_link: Open, key: str) -> None:
-    link, other = open_link(), open_link()
-    for _ in range(3):
-        assert link.call("PING") == b"PONG"
-        link.wait_pop([key], 0.01)
-        other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        assert link.call("PING") == b"PONG"
-        assert link.wait_pop([key], 0.01) is None
-
-
 def test_no_descriptor_is_leaked_by_two_hundred_reconnects(open_link: Open, key: str) -> None:
     link, other = open_link(), open_link()
 

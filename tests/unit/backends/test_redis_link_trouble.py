@@ -16,7 +16,7 @@ from answering import answering
 from redis.exceptions import ResponseError
 from redis_rig import Start, linked
 from support.jobs import QUEUE, a_job, at
-from support.servers import free_port, fresh_name, shared_redis
+from support.servers import free_port, shared_redis
 from support.stalls import Stopwatch
 from support.tables import row
 from support.waiting import wait_until
@@ -296,20 +296,6 @@ def test_a_black_hole_is_given_up_in_time_and_work_goes_on_behind_it(keep: bool)
         began = Stopwatch()
         assert link.call("PING") == b"PONG"
         assert began.seconds() < 0.3
-
-
-def test_a_call_that_may_not_be_repeated_is_sent_once() -> None:
-    server = shared_redis()
-    name = fresh_name()
-    with Proxy(server.host, server.port) as proxy, linked(proxy) as link:
-        add = partial(link.run, Script("return redis.call('INCR', KEYS[1])"), [name], (), repeatable=False)
-        assert add() == 1
-        proxy.drop_replies(1)
-        assert "closed the connection" in told(BackendUnavailable, add)
-        assert add() == 3
-        proxy.cut()
-        assert add() == 4
-        link.call("DEL", name)
 
 
 def test_what_breaks_on_a_new_connection_too_is_told() -> None:

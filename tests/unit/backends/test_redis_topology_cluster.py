@@ -49,12 +49,6 @@ def keys(cluster: RedisCluster, count: int = 3) -> list[str]:
     return found
 
 
-def served(cluster: RedisCluster, key: str) -> ClusterNode:
-    """The node that has this key."""
-    [node] = [node for node in cluster.masters if key in node.ask("CLUSTER", "GETKEYSINSLOT", slot_of(key), 100)]
-    return node
-
-
 def test_slots_are_computed_as_redis_does(cluster: RedisCluster) -> None:
     for key in ("foo", "jobpool:{reports}:ready", "{}x", "{a}{b}", "\u20ac", "x{"):
         assert slot_of(key) == slot_of(key.encode()) == cluster.nodes[0].ask("CLUSTER", "KEYSLOT", key)

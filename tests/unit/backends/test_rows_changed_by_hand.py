@@ -11,11 +11,12 @@ from pathlib import Path
 import postgres_rig
 import pytest
 import redis_rig
+from support.claims import AT_ONCE
 from support.jobs import QUEUE, a_job, numbered
 from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable
 from jobpool.message.outcome import Rejected
 from jobpool.message.settlement import Abandon, Ack, Settled
@@ -25,7 +26,6 @@ from jobpool_backends.sqlite import SqliteBackend
 
 DEAD = MessageFilter(states=(State.DEAD,))
 MAX_BIGINT, MIN_BIGINT = 2**63 - 1, -(2**63)
-AT_ONCE = ReapPolicy(back_off=0.0)
 
 
 def look_round(backend: QueueBackend) -> int:
