@@ -58,7 +58,7 @@ def test_what_a_filter_says() -> None:
 def test_what_is_not_clear_is_refused_with_the_mend() -> None:
     for case, text, error in [
         ("unknown key", "colour:red", "no filter key 'colour': use one of queue, handler, state"),
-        ("an id with a colon", "queue:a order:7", "or write an id as id:order:7"),
+        ("an id with a colon", "queue:a order:7", "and an id is written id:order:7"),
         ("key in capitals", "Queue:a", "no filter key 'Queue'"),
         ("no value", "queue:", "the filter term queue: has no value"),
         ("empty value", 'reason:""', "the filter term reason: has no value"),
