@@ -23,7 +23,7 @@ from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import MEMBER_CHARS
 from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, grouped, micros, pieces
 
-MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each asks for everything; also rates, and records
+MAX_LEASES_PER_SCRIPT = 500  # or rates, or records: some 10 ms of the server's time when each lease asks for all
 
 
 class RedisKeyStore(KeyStore):

@@ -35,7 +35,7 @@ from jobpool_backends.redis.records import places_by
 from jobpool_backends.shared import MICRO, pieces
 
 IDS_PER_SCRIPT = 500
-MAX_NOTED_QUEUES = 1000
+MAX_NOTED_QUEUES = 1000  # at most, for programs that fetch from ever more queues and never wait
 
 
 class Waiter:

@@ -69,7 +69,7 @@ class FetchThread(MasterThread):
         self._paused: Collection[str] | None = ()
         self._want = 0
         self._brought = self._seen = 0  # messages so far; each is written by one thread, so neither needs the lock
-        self._tells_all = self._chosen_ttl and not limits  # that there is no more, by bringing less than it may
+        self._tells_all = self._chosen_ttl and not limits  # a fetch that brings less than it may has brought all
         self._may_hurry = not limits  # else it is the loop that knows what may still run
         self._woken = False
         self._probe_pause = FIRST_PROBE_PAUSE_S
