@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import random
+import statistics
+import subprocess
+import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
 
 from bench import servers
 from bench.beanstalk_server import beanstalkd
-from bench.figures import Figure, Section, Target, median, percentile
-from bench.live_pool import LivePool, live_pool
+from bench.figures import Figure, Section, Target, median, percentile, ratio
+from bench.live_pool import LivePool, live_pool, wait_for_notes
 from bench.peers import environment, fleet, running
 from bench.plan import Plan
 from bench.processes import total_cpu
+from bench.programs import ROOT, SampleFailed
+from bench.samples.bare_way import Way, open_way
 
 TITLE = "idle pools of 16: from the call of enqueue to the handler's first line"
 PEERS = ("celery", "dramatiq", "huey", "pgqueuer")
@@ -62,12 +72,32 @@ def _of_pool(plan: Plan, name: str, targets: Targets, server: servers.Server | N
 
 def _figures(plan: Plan, name: str, targets: Targets, server: servers.Server | None, url: str) -> list[Figure]:
     with live_pool(plan, _workers(plan), broker=url) as pool:
-        waits, calls = _samples(pool, plan.pick(200, 50, 3))
-        figures = _percentiles(name, waits, targets)
-        figures.append(percentile(f"{name}: of it, until enqueue returned", "ms", calls, 50))
+        figures = _waits(plan, name, targets, pool, url)
         rest, seconds = (0.1, 0.2) if plan.tiny else (REST, plan.pick(15, 5))
         figures += _idle(pool, name, rest, seconds, server, url)
     return figures
+
+
+def _waits(plan: Plan, name: str, targets: Targets, pool: LivePool, url: str) -> list[Figure]:
+    """Let the pool and the bare way take turns: the pace of a machine drifts."""
+    turns, jobs = plan.pick(8, 2, 1), plan.pick(26, 26, 4)
+    notes = pool.notes.with_name("bare-notes")
+    ours: list[list[Start]] = []
+    least: list[list[Start]] = []
+    with _bare_way(url or f"sqlite:///{notes}.db", notes) as way:
+        for turn in range(turns):
+            numbers = range(turn * jobs, (turn + 1) * jobs)
+            ours.append(_starts(lambda number: pool.enqueue("stamp", path=str(pool.notes), number=number), numbers))
+            least.append(_starts(way.put, numbers))
+        waits, bare_waits = _until_first_lines(ours, pool.notes), _until_first_lines(least, notes)
+    calls = [start.call_ms for turn in ours for start in turn]
+    medians, bare_medians = map(statistics.median, waits), map(statistics.median, bare_waits)
+    return [
+        *_percentiles(name, list(chain(*waits)), targets),
+        percentile(f"{name}: of it, until enqueue returned", "ms", calls, 50),
+        percentile(f"{name}: the bare way", "ms", list(chain(*bare_waits)), 50),
+        ratio(f"{name}: pool / bare way", list(medians), list(bare_medians)),
+    ]
 
 
 def _percentiles(name: str, waits: list[float], targets: Targets) -> list[Figure]:
@@ -75,18 +105,43 @@ def _percentiles(name: str, waits: list[float], targets: Targets) -> list[Figure
     return [percentile(what, "ms", waits, rank, target) for rank, target in zip((50, 99), targets, strict=True)]
 
 
-def _samples(pool: LivePool, count: int) -> tuple[list[float], list[float]]:
-    """Return milliseconds until the first line, and until the call returned."""
-    called: list[float] = []
-    calls: list[float] = []
-    for number in range(count + 1):
+class Start(NamedTuple):
+    """A job that was enqueued. `called`: CLOCK_MONOTONIC seconds. `call_ms`: for how long the call blocked."""
+
+    number: int
+    called: float
+    call_ms: float
+
+
+def _starts(put: Callable[[int], object], numbers: range) -> list[Start]:
+    """Enqueue at random distances. The first is left out: it comes after a longer rest, or opens the broker."""
+    starts = []
+    for number in numbers:
         time.sleep(random.uniform(SHORTEST_GAP, LONGEST_GAP))
-        called.append(time.monotonic())
-        pool.enqueue("stamp", path=str(pool.notes), number=number)
-        calls.append((time.monotonic() - called[-1]) * 1e3)
-    begun = {int(number): float(at) for number, at in pool.lines(count + 1)}
-    waits = [(begun[number] - called[number]) * 1e3 for number in range(count + 1)]
-    return waits[1:], calls[1:]  # the first one opens the broker
+        called = time.monotonic()
+        put(number)
+        starts.append(Start(number, called, (time.monotonic() - called) * 1e3))
+    return starts[1:]
+
+
+def _until_first_lines(turns: list[list[Start]], notes: Path) -> list[list[float]]:
+    """Return milliseconds from each call to the job's own line. The last job is the last to write one."""
+    begun = {int(number): float(at) for number, at in wait_for_notes(notes, turns[-1][-1].number + 1)}
+    return [[(begun[start.number] - start.called) * 1e3 for start in turn] for turn in turns]
+
+
+@contextmanager
+def _bare_way(url: str, notes: Path) -> Iterator[Way]:
+    """Yield the producer's end; the taker and its child are processes of their own."""
+    command = [sys.executable, "-m", "bench.samples.bare_way", json.dumps({"url": url, "notes": str(notes)})]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as taker:
+        try:
+            if not (taker.stdout and taker.stdout.readline()):
+                raise SampleFailed("the taker of the bare way did not start")
+            with closing(open_way(url)) as way:
+                yield way
+        finally:
+            taker.kill()
 
 
 def _idle(

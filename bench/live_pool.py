@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from support.poolrig import PoolProcess, Rig
 
+from bench.note_file import read_notes
 from bench.plan import Plan
 from bench.processes import descendants
 from bench.programs import ROOT
@@ -45,12 +46,7 @@ class LivePool:
 
     def lines(self, count: int) -> list[list[str]]:
         """Return the words of each line of `notes`, as soon as there are `count`."""
-        return wait_for(lambda: self._lines(count), f"{count} lines from the handlers")
-
-    def _lines(self, count: int) -> list[list[str]] | None:
-        text = self.notes.read_text() if self.notes.exists() else ""
-        lines = [line.split() for line in text.splitlines()]
-        return lines if len(lines) >= count else None
+        return wait_for_notes(self.notes, count)
 
     def processes(self) -> list[int]:
         """Return master, fork server, children."""
@@ -86,6 +82,13 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
             raise TimeoutError(f"not within {LIMIT:g} s: {what}")
         time.sleep(LOOK_EVERY)
     return found
+
+
+def wait_for_notes(path: Path, count: int) -> list[list[str]]:
+    """Return the words of each line of this file, as soon as there are `count`."""
+
+    wait_for(lambda: len(read_notes(path)) >= count or None, f"{count} lines in {path.name}")
+    return read_notes(path)
 
 
 @contextmanager

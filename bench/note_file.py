@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def note(path: str, *words: object) -> None:
@@ -12,3 +13,8 @@ def note(path: str, *words: object) -> None:
         os.write(fd, (" ".join(map(str, words)) + "\n").encode())
     finally:
         os.close(fd)
+
+
+def read_notes(path: Path) -> list[list[str]]:
+    """Return the words of each line; none while there is no file."""
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []

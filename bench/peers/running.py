@@ -14,6 +14,7 @@ from typing import Any
 
 from bench import hanging_jobs, programs
 from bench.job_counters import VARIABLE, JobCounters
+from bench.note_file import read_notes
 from bench.peers import environment
 from bench.peers.fleet import Peer
 from bench.processes import family, total_cpu, total_share
@@ -75,8 +76,8 @@ def latencies(peer: Peer, server: Server, workers: int, samples: int, directory:
         found.open_gate()
         _wait_for(lambda: found.done()[0] >= WARM_UP * workers, directory, "the warming up")
         called = produce(peer, url, "stamp", path=str(notes), samples=samples, **gaps)["called"]
-        _wait_for(lambda: len(_lines(notes)) > samples, directory, f"{samples} stamps")
-    begun = {int(number): float(at) for number, at in _lines(notes)}
+        _wait_for(lambda: len(read_notes(notes)) > samples, directory, f"{samples} stamps")
+    begun = {int(number): float(at) for number, at in read_notes(notes)}
     return [begun[number] - called[number] for number in range(1, samples + 1)]
 
 
@@ -88,10 +89,6 @@ def _at_gate(peer: Peer, url: str, workers: int, jobs: int, directory: Path) -> 
         with _working(peer, url, workers, directory, found.path) as started:
             _wait_for(lambda: len(found.pids()) == peer.processes(workers), directory, "all workers at the gate")
             yield [pid for process in started for pid in family(process.pid)], found
-
-
-def _lines(notes: Path) -> list[list[str]]:
-    return [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
 @contextmanager
