@@ -64,19 +64,24 @@ OFTEN_USED = (
 """Options of the pool that `jobpool --help` lists; `jobpool run --help` has them all."""
 
 NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "run-one", "torture"})
-DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
-MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {
-    "beat": "run --cron",
-    "control": "pause",
-    "empty": "purge",
-    "flower": "top",
-    "help": "--help",
-    "info": "stats",
-    "requeue": "dead retry",
-    "revoke": "cancel",
-    "show": "inspect",
-    "version": "--version",
-}
+MEANT = (
+    dict.fromkeys(("start", "work", "worker", "serve"), "run")
+    | dict.fromkeys(("add", "push"), "enqueue")
+    | {
+        "beat": "run --cron",
+        "control": "pause",
+        "empty": "purge",
+        "flower": "top",
+        "help": "--help",
+        "info": "stats",
+        "ls": "list",
+        "requeue": "dead retry",
+        "retry": "dead retry",
+        "revoke": "cancel",
+        "show": "inspect",
+        "version": "--version",
+    }
+)
 """Words that others have for a verb of ours."""
 
 SIGNALS = dict.fromkeys(("quit", "stop"), "Ctrl-C, or the signal TERM, stops a pool") | dict.fromkeys(
@@ -87,9 +92,9 @@ SIGNALS = dict.fromkeys(("quit", "stop"), "Ctrl-C, or the signal TERM, stops a p
 MEANT_OPTIONS = {"-n": "--limit", "--name": "--job-name"}
 """Options that mean the pool's name, and what they are taken for where they do not."""
 
-NEAR, VERY_NEAR = 0.5, 0.8
-"""How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
-`pause` does not mean `purge`."""
+NEAR = 0.7
+"""How alike a word and a verb must be (difflib) for a hint. A verb is only named for its own misspelling: `remove` does
+not mean `resume`, nor `pause` `purge`."""
 
 
 class Verbs(click.Group):
@@ -259,9 +264,7 @@ def _hint(ctx: click.Context, group: click.Group, verb: str) -> str:
     meant = f"--app {verb}" if verb.endswith(".py") else MEANT.get(verb)
     if ctx.parent is not None:
         meant = f"jobpool {verb}" if verb in VERBS or verb in GROUPS else None
-    for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR):
-        if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR):
-            meant = meant or one
+    meant = meant or next(iter(difflib.get_close_matches(verb, verbs, cutoff=NEAR)), None)
     return f"did you mean {meant!r}?" if meant else f"the verbs are {', '.join(verbs)}"
 
 

@@ -32,6 +32,10 @@ from jobpool.errors import ConfigurationError
         (["requeue", "--all"], 2, "'requeue' is not a verb of jobpool; did you mean 'dead retry'?"),
         (["beat"], 2, "'beat' is not a verb of jobpool; did you mean 'run --cron'?"),
         (["info"], 2, "'info' is not a verb of jobpool; did you mean 'stats'?"),
+        (["retry"], 2, "'retry' is not a verb of jobpool; did you mean 'dead retry'?"),  # and not result
+        (["push"], 2, "'push' is not a verb of jobpool; did you mean 'enqueue'?"),  # and not pause
+        (["remove"], 2, "'remove' is not a verb of jobpool; the verbs are cancel, claim"),  # and not resume
+        (["queues"], 2, "'queues' is not a verb of jobpool; did you mean 'enqueue'?"),
         (["control", "shutdown"], 2, "'control' is not a verb of jobpool; did you mean 'pause'?"),
         (["empty", "reports"], 2, "'empty' is not a verb of jobpool; did you mean 'purge'?"),
         (["flower"], 2, "'flower' is not a verb of jobpool; did you mean 'top'?"),
