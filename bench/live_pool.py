@@ -86,7 +86,6 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 
 def wait_for_notes(path: Path, count: int) -> list[list[str]]:
     """Return the words of each line of this file, as soon as there are `count`."""
-
     wait_for(lambda: len(read_notes(path)) >= count or None, f"{count} lines in {path.name}")
     return read_notes(path)
 

@@ -64,24 +64,22 @@ OFTEN_USED = (
 """Options of the pool that `jobpool --help` lists; `jobpool run --help` has them all."""
 
 NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "run-one", "torture"})
-MEANT = (
-    dict.fromkeys(("start", "work", "worker", "serve"), "run")
-    | dict.fromkeys(("add", "push"), "enqueue")
-    | {
-        "beat": "run --cron",
-        "control": "pause",
-        "empty": "purge",
-        "flower": "top",
-        "help": "--help",
-        "info": "stats",
-        "ls": "list",
-        "requeue": "dead retry",
-        "retry": "dead retry",
-        "revoke": "cancel",
-        "show": "inspect",
-        "version": "--version",
-    }
-)
+MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {
+    "add": "enqueue",
+    "beat": "run --cron",
+    "control": "pause",
+    "empty": "purge",
+    "flower": "top",
+    "help": "--help",
+    "info": "stats",
+    "ls": "list",
+    "push": "enqueue",
+    "requeue": "dead retry",
+    "retry": "dead retry",
+    "revoke": "cancel",
+    "show": "inspect",
+    "version": "--version",
+}
 """Words that others have for a verb of ours."""
 
 SIGNALS = dict.fromkeys(("quit", "stop"), "Ctrl-C, or the signal TERM, stops a pool") | dict.fromkeys(
