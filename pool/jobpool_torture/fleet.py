@@ -25,7 +25,7 @@ from jobpool_torture import processes
 from jobpool_torture.clocks import PoolClock, clear
 from jobpool_torture.logpipe import LogPipe
 
-LOG_END_CHARS = 3000
+LOG_LINE_CHARS = 500
 PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
 RESTART_PAUSE_S = 1.0
 LOOK_PAUSE_S = 0.02
@@ -152,22 +152,25 @@ class Pool:
         busy = {view.pid for view in views if view.state is ChildState.BUSY}
         return [child for child in self.children() if child in busy]
 
-    def log_end(self) -> str:
-        with contextlib.suppress(OSError):
-            return self.log_path.read_text(errors="replace")[-LOG_END_CHARS:]
-        return ""
-
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a pool. `expected`: it was ordered to end so, or could not do otherwise."""
+    """The end of a pool. `expected`: it was ordered to end so, or could not do otherwise. `said`: see `last_line`."""
 
     pool: str
     pid: int
     status: int
     expected: bool
     why: str
-    log_end: str = ""
+    said: str = ""
+
+
+def last_line(log: Path) -> str:
+    """Return the line of a log in which a program says what it died of."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return lines[-1][-LOG_LINE_CHARS:] if lines else "its log is empty"
+    return "it has no log"
 
 
 class Fleet:
@@ -269,7 +272,7 @@ class Fleet:
             return End(pool.name, pid, status, True, f"{pool.name} has not come up: {why}")
         awaited = f" instead of {min(pool.awaited)}" if pool.awaited else ", and nobody had told it to"
         why = f"{pool.name} (pid {pid}) has ended with status {status}{awaited}"
-        return End(pool.name, pid, status, False, why, pool.log_end())
+        return End(pool.name, pid, status, False, why, last_line(pool.log_path))
 
     def stop_all(self, limit: float) -> dict[str, int | None]:
         """Send SIGTERM to all that run, and wait for their ends, `limit` seconds and a little more at worst.
