@@ -6,11 +6,13 @@ import sys
 from base64 import b64encode
 from functools import partial
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 from msgspec.structs import asdict
 
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import MOST_MESSAGES, Deleted, HeldClaim
 from jobpool.cli.enqueue import json_lines, json_or_text
 from jobpool.cli.messages import limit_option, shown_value
@@ -20,10 +22,6 @@ from jobpool.cli.session import Session
 from jobpool.client.claims import Claim, ClaimMessage, Queue
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.units import format_duration
-
-if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.broker_time import BrokerTime
 
 MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
 LISTED = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, CLAIM, MESSAGE~")
