@@ -183,7 +183,7 @@ class Fleet:
         flags: Sequence[str] = (),
         *,
         environment: Mapping[str, str] | None = None,
-        clocks: Sequence[PoolClock | None] = (),
+        clocks: Sequence[PoolClock] = (),
         program: Sequence[str] = PROGRAM,
     ) -> None:
         """Make the fleet; `start` starts it.
@@ -192,6 +192,7 @@ class Fleet:
             directory: For logs (`pool1.log`, …), runtime directories and the working folder; exists.
             urls: One pool each; handed over in the environment, where `ps` does not show them.
             environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
+            clocks: One for each pool; none = they go by the machine's.
         """
         self._words = [*program, *flags]
         self._mark = f"{processes.MARK}={os.getpid()}-{secrets.token_hex(8)}"
@@ -199,9 +200,8 @@ class Fleet:
         self._folder.mkdir(mode=0o700)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
         self._environment = kept | dict(environment or {}) | dict([self._mark.split("=")])
-        padded = [*clocks, *[None] * (len(urls) - len(clocks))]
         self.pools = [
-            Pool(number, url, directory, clock) for number, (url, clock) in enumerate(zip(urls, padded, strict=True))
+            Pool(number, url, directory, clocks[number] if clocks else None) for number, url in enumerate(urls)
         ]
         self.ends: list[End] = []
         self._told = 0  # how many of them `collect` has returned
@@ -316,11 +316,9 @@ class Fleet:
         return masters | processes.marked(self._mark, self._folder)
 
     def _owns(self, pid: int) -> bool:
-        if any(pool.is_master(pid) for pool in self.pools):
-            return True
-        with contextlib.suppress(OSError):
-            return processes.is_marked(pid, self._mark, self._folder)
-        return False
+        """Return whether it is of this fleet. Raises OSError, as `processes.is_marked`."""
+        is_master = any(pool.is_master(pid) for pool in self.pools)
+        return is_master or processes.is_marked(pid, self._mark, self._folder)
 
     def descriptors(self) -> dict[str, Counter[str]]:
         """Return how many descriptors each running master has open, by kind; by the pool's name."""
