@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 
 from jobpool.broker.opening import scheme_of
 from jobpool.errors import JobpoolError
+from jobpool.message.printable import headline
 from jobpool_torture.network import Route, find_route
 from jobpool_torture.schedule import Fault
 
@@ -177,7 +178,7 @@ class RedisUser(Access):
                 for order in orders:
                     client.execute_command(*order.format(name=self.name, password=self._password).split())
         except RedisError as error:
-            raise AccessFailed(_first_line(error)) from error
+            raise AccessFailed(headline(str(error)) or type(error).__name__) from error
 
     def check(self) -> None:
         self.obey(["PING"], url=self.url)
@@ -229,11 +230,7 @@ class PostgresUser(Access):
             with psycopg.connect(**limits | read_address(url).parameters, autocommit=True) as connection:
                 yield connection
         except psycopg.Error as error:
-            raise AccessFailed(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise AccessFailed(headline(str(error)) or type(error).__name__) from error
 
 
 class BrokerRestart:

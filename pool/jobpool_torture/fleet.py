@@ -25,7 +25,7 @@ from jobpool_torture import processes
 from jobpool_torture.clocks import PoolClock, clear
 from jobpool_torture.logpipe import LogPipe
 
-LOG_END_CHARS = 3000
+LOG_LINE_CHARS = 500
 PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
 RESTART_PAUSE_S = 1.0
 LOOK_PAUSE_S = 0.02
@@ -152,22 +152,25 @@ class Pool:
         busy = {view.pid for view in views if view.state is ChildState.BUSY}
         return [child for child in self.children() if child in busy]
 
-    def log_end(self) -> str:
-        with contextlib.suppress(OSError):
-            return self.log_path.read_text(errors="replace")[-LOG_END_CHARS:]
-        return ""
-
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a pool. `expected`: it was ordered to end so, or could not do otherwise."""
+    """The end of a pool. `expected`: it was ordered to end so, or could not do otherwise. `said`: see `last_line`."""
 
     pool: str
     pid: int
     status: int
     expected: bool
     why: str
-    log_end: str = ""
+    said: str = ""
+
+
+def last_line(log: Path) -> str:
+    """Return the line of a log in which a program says what it died of."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return lines[-1][-LOG_LINE_CHARS:] if lines else "its log is empty"
+    return "it has no log"
 
 
 class Fleet:
@@ -180,7 +183,7 @@ class Fleet:
         flags: Sequence[str] = (),
         *,
         environment: Mapping[str, str] | None = None,
-        clocks: Sequence[PoolClock | None] = (),
+        clocks: Sequence[PoolClock] = (),
         program: Sequence[str] = PROGRAM,
     ) -> None:
         """Make the fleet; `start` starts it.
@@ -189,6 +192,7 @@ class Fleet:
             directory: For logs (`pool1.log`, …), runtime directories and the working folder; exists.
             urls: One pool each; handed over in the environment, where `ps` does not show them.
             environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
+            clocks: One for each pool; none = they go by the machine's.
         """
         self._words = [*program, *flags]
         self._mark = f"{processes.MARK}={os.getpid()}-{secrets.token_hex(8)}"
@@ -196,9 +200,8 @@ class Fleet:
         self._folder.mkdir(mode=0o700)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
         self._environment = kept | dict(environment or {}) | dict([self._mark.split("=")])
-        padded = [*clocks, *[None] * (len(urls) - len(clocks))]
         self.pools = [
-            Pool(number, url, directory, clock) for number, (url, clock) in enumerate(zip(urls, padded, strict=True))
+            Pool(number, url, directory, clocks[number] if clocks else None) for number, url in enumerate(urls)
         ]
         self.ends: list[End] = []
         self._told = 0  # how many of them `collect` has returned
@@ -269,7 +272,7 @@ class Fleet:
             return End(pool.name, pid, status, True, f"{pool.name} has not come up: {why}")
         awaited = f" instead of {min(pool.awaited)}" if pool.awaited else ", and nobody had told it to"
         why = f"{pool.name} (pid {pid}) has ended with status {status}{awaited}"
-        return End(pool.name, pid, status, False, why, pool.log_end())
+        return End(pool.name, pid, status, False, why, last_line(pool.log_path))
 
     def stop_all(self, limit: float) -> dict[str, int | None]:
         """Send SIGTERM to all that run, and wait for their ends, `limit` seconds and a little more at worst.
@@ -313,11 +316,9 @@ class Fleet:
         return masters | processes.marked(self._mark, self._folder)
 
     def _owns(self, pid: int) -> bool:
-        if any(pool.is_master(pid) for pool in self.pools):
-            return True
-        with contextlib.suppress(OSError):
-            return processes.is_marked(pid, self._mark, self._folder)
-        return False
+        """Return whether it is of this fleet. Raises OSError, as `processes.is_marked`."""
+        is_master = any(pool.is_master(pid) for pool in self.pools)
+        return is_master or processes.is_marked(pid, self._mark, self._folder)
 
     def descriptors(self) -> dict[str, Counter[str]]:
         """Return how many descriptors each running master has open, by kind; by the pool's name."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture import oracle, tracking
@@ -17,8 +18,6 @@ from jobpool_torture.ledger import Line
 from jobpool_torture.message_history import ACCEPTED, Delivery, by_id, histories_of
 from jobpool_torture.result import Result
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
-
-Run = tuple[str, str, Delivery]  # A run: its shared key, its job's id, and the delivery
 
 FAR_OUT_S = 5.0  # time beyond timeout and grace that no loaded machine explains
 CRASH_LIMIT = "crash-limit"
@@ -37,6 +36,14 @@ UNHEARD_AFTER_S = 1.0  # time after the death of a fork server in which its chil
 QUICK_ENQUEUE_S = 0.2  # time of an enqueue in which no connection is made anew, and so nothing sent again
 HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
+
+
+class KeyedRun(NamedTuple):
+    """A delivery of the job `id`, which shares `key` (or the name of a single instance) with other jobs."""
+
+    key: str
+    id: str
+    delivery: Delivery
 
 
 @dataclass(slots=True)
@@ -135,10 +142,15 @@ def half_charged(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
 def broken_keys(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
     histories = histories_of(lines, {ident for ident, item in items.items() if shared(item)})
-    runs = [(shared(items[one.id]), one.id, delivery) for one in histories for delivery in one.deliveries]
-    keyed = [run for run in runs if key_of(items[run[1]])]
-    second = _second_of_unique(lines, items)
-    return _skipped_for_nothing(keyed) | _beside_another(runs) | _begun_after_done(keyed) | second
+    runs = [KeyedRun(shared(items[one.id]), one.id, delivery) for one in histories for delivery in one.deliveries]
+    settled = [run for run in runs if run.delivery.wrote("start") and run.delivery.known.accepted]
+    keyed = {ident for ident, item in items.items() if key_of(item)}
+    return (
+        _skipped_for_nothing([run for run in runs if run.id in keyed])
+        | _beside_another(settled)
+        | _begun_after_done([run for run in settled if run.id in keyed])
+        | _second_of_unique(lines, items)
+    )
 
 
 def key_of(item: Item | None) -> str:
@@ -152,7 +164,7 @@ def shared(item: Item) -> str:
     return key_of(item) or str(name)
 
 
-def _skipped_for_nothing(runs: Sequence[Run]) -> dict[str, str]:
+def _skipped_for_nothing(runs: Sequence[KeyedRun]) -> dict[str, str]:
     """Report acks without a run before another job with the key was being acked."""
     done: dict[str, float] = {}
     for key, _, delivery in runs:
@@ -167,34 +179,29 @@ def _skipped_for_nothing(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def _begun_after_done(runs: Iterable[Run]) -> dict[str, str]:
+def _begun_after_done(settled: Sequence[KeyedRun]) -> dict[str, str]:
     """Report starts after another job with the key was acked. One that lost its lease meanwhile may write that late."""
-    runs = [run for run in runs if run[2].wrote("start") and run[2].known.accepted]
     done: dict[str, tuple[float, str]] = {}
-    for key, ident, delivery in runs:
+    for key, ident, delivery in settled:
         if (ack := delivery.known.accepted) and ack.verb == "ack":
             done[key] = min(done.get(key, (ack.at, ident)), (ack.at, ident))
     return {
         ident: f"delivery {delivery.fence} began after {done[key][1]}, with its key, was acked"
-        for key, ident, delivery in runs
+        for key, ident, delivery in settled
         if key in done and delivery.wrote("start")[0].at > done[key][0] and ident != done[key][1]
     }
 
 
-def _beside_another(runs: Iterable[Run]) -> dict[str, str]:
+def _beside_another(settled: Iterable[KeyedRun]) -> dict[str, str]:
     """Report starts beside another run of the same: both were settled later, so held until their first calls."""
     found: dict[str, str] = {}
     last: dict[str, tuple[float, str]] = {}
-    settled = [
-        (d.wrote("start")[0].at, d.calls[0].at, *run)
-        for run in runs
-        if (d := run[2]).wrote("start") and d.known.accepted
-    ]
-    for begun, asked, name, ident, delivery in sorted(settled, key=lambda one: one[:2]):
-        until, other = last.get(name, (begun, ident))
+    spans = [(run.delivery.wrote("start")[0].at, run.delivery.calls[0].at, run) for run in settled]
+    for begun, asked, (key, ident, delivery) in sorted(spans, key=itemgetter(0, 1)):
+        until, other = last.get(key, (begun, ident))
         if begun < until and ident != other:
-            found[ident] = f"delivery {delivery.fence} began while {other} ran, which shares {name}"
-        last[name] = max((until, other), (asked, ident))
+            found[ident] = f"delivery {delivery.fence} began while {other} ran, which shares {key}"
+        last[key] = max((until, other), (asked, ident))
     return found
 
 

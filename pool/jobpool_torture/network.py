@@ -231,16 +231,11 @@ class Proxy:
 
 
 def _address(host: str, port: int) -> str:
-    found = list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
-    if len(found) == 1:
-        return found[0]
-    return next((address for address in found if _takes_connections(address, port)), found[0])
-
-
-def _takes_connections(address: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((address, port), CONNECT_LIMIT_S):
-        return True
-    return False
+    first, *others = [info[4] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if others:
+        with suppress(OSError), socket.create_connection((host, port), CONNECT_LIMIT_S) as taken:
+            first = taken.getpeername()
+    return str(first[0])
 
 
 def put_in_force(proxy: Proxy, fault: Fault) -> str:

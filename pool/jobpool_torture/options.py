@@ -7,6 +7,7 @@ import secrets
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 import psutil
@@ -17,7 +18,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.names import check_queue
 from jobpool.message.units import format_size
 from jobpool_backends import PLACES
-from jobpool_torture.schedule import KINDS
+from jobpool_torture.schedule import KINDS, About
 
 FAULTS_A_SECOND = 0.5
 POOL_BYTES = 90 << 20
@@ -64,6 +65,10 @@ class Options:
 
     def on_its_queue(self) -> Options:
         return self if self.queue else replace(self, queue=f"torture-{secrets.token_hex(4)}")
+
+    def about(self) -> dict[str, Any]:
+        """Return the facts of this run that its schedule file has."""
+        return {name: getattr(self, name) for name in About.__struct_fields__}
 
     def timed(self, url: str) -> str:
         """Return `url`; if it has no timeout, with one that is so short that a lease outlives two of them.

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
+from jobpool.ipc import linux
+
 SOCKET = "socket"  # of any family but the next: connections to servers
 UNIX_SOCKET = "unix socket"  # of the Unix family: a master's sockets to its children and fork servers
 MARK = "TORTURE_MARK"  # variable of a fleet's own processes: the pid of its runner, and a unique word
@@ -55,13 +57,10 @@ def _stat(pid: int) -> list[str]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return its children that are alive, of all its threads, each thread's youngest last."""
-    found: list[int] = []
+    """Return its children that are alive, the youngest last; [] if it is not there, or 0."""
     with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return [child for child in found if is_alive(child)]
+        return sorted(filter(is_alive, linux.direct_children(pid) if pid else ()), key=started_at)
+    return []
 
 
 def fork_servers_of(master: int) -> list[int]:
@@ -139,8 +138,8 @@ def _kind(target: str, unix: Collection[str]) -> str:
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:
     """Send a signal to a process that was picked before, if it is still there; return whether it was sent.
 
-    `is_it` is asked with the pid once a pidfd is open: whether that is the process. The signal goes to the process that
-    was opened; if the number becomes another's after that, the signal hits nobody.
+    `is_it` is asked with the pid once a pidfd is open: whether that is the process; an OSError means no. The signal
+    goes to the process that was opened; if the number becomes another's after that, the signal hits nobody.
     """
     with _opened(pid, is_it) as descriptor:
         return descriptor is not None and _send(descriptor, number)
@@ -156,7 +155,7 @@ def _opened(pid: int, is_it: Callable[[int], bool]) -> Iterator[int | None]:
         return
     try:
         is_meant = False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(OSError):
             is_meant = is_alive(pid) and is_it(pid)
         yield descriptor if is_meant else None
     finally:

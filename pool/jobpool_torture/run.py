@@ -16,6 +16,7 @@ from jobpool_backends import PLACES
 from jobpool_torture import judge, leftovers
 from jobpool_torture.baseline import Open, difference, grown
 from jobpool_torture.environment import Environment
+from jobpool_torture.fleet import last_line
 from jobpool_torture.judge import Window
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.nemesis import Nemesis
@@ -43,7 +44,6 @@ LOCKING = ("master.stop", "group.stop")
 """Faults that hold up every pool on SQLite: one stopped in the middle of a write keeps the lock."""
 
 Answered = TypeVar("Answered")
-LOG_LINE_CHARS = 500
 TURN_S = 0.05
 REPORT_EVERY_S = 0.5
 SHOWN_SENTENCES = 5  # of the nemesis: the last ones
@@ -214,7 +214,7 @@ class Run:
             while (left := self._fleet.processes()) and time.monotonic() < give_up:
                 time.sleep(TURN_S)
             self.result.add("ORPHANS", [f"pid {pid}: {command}" for pid, command in left.items()])
-            self.result.add("DIED", [f"{end.why}: {_last_line(end.log_end)}" for end in self._fleet.unexpected])
+            self.result.add("DIED", [f"{end.why}: {end.said}" for end in self._fleet.unexpected])
             self.result.add("STALLED", self._environment.nemesis.stalled)
             self._environment.remove_user()
 
@@ -279,15 +279,8 @@ class Run:
             self._phases.rest(POOLS_LOOK_S)
 
     def _log_end(self, name: str) -> str:
-        path = self._folder / f"{name}.log"
-        with suppress(OSError):
-            return f"{_last_line(path.read_text(errors='replace'))} ({path})"
-        return f"it has no log ({path})"
-
-
-def _last_line(log: str) -> str:
-    """Return where a program says what it died of."""
-    return (log.strip().splitlines() or ["its log is empty"])[-1][-LOG_LINE_CHARS:]
+        log = self._folder / f"{name}.log"
+        return f"{last_line(log)} ({log})"
 
 
 class Phases:

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from jobpool.errors import JobpoolError
 from jobpool_torture import schedule
-from jobpool_torture.entry_point import about
 from jobpool_torture.options import Options
 from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
@@ -92,7 +91,7 @@ def find_shorter(
         if result.interrupted:
             raise KeyboardInterrupt
         if result.counts:
-            path.write_text(schedule.dump(part, about(shorter)))
+            path.write_text(schedule.dump(part, shorter.about()))
         return bool(result.counts)
 
     longest = MAX_RUNS * _seconds(faults) / 60

@@ -10,20 +10,17 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict
 
 from jobpool.broker.opening import redact
-from jobpool.cli.output import columns, note, plural, say, table
+from jobpool.cli.output import columns, cut, note, plural, say, table
 from jobpool.message.printable import printable
 from jobpool.message.units import format_duration
 from jobpool_torture.baseline import listed
-from jobpool_torture.result import MEANINGS, quantiles
-
-if TYPE_CHECKING:
-    from jobpool_torture.result import Result
-    from jobpool_torture.run import Phases, Run
+from jobpool_torture.result import MEANINGS, Result, quantiles
+from jobpool_torture.run import Phases, Run
 
 PROGRESS_EVERY_S = 10.0
 SHOWN_IDS = 10
@@ -58,21 +55,12 @@ def left_out(result: Result) -> Iterator[str]:
 
 
 class Progress:
-    """The display of a run while the block runs, as long as stderr is open: a closed terminal does no harm."""
+    """The display of a run until `close`, as long as stderr is open: a closed terminal does no harm."""
 
     def __init__(self) -> None:
         self._is_drawn = False
         self._written = 0.0
         self._phase = ""
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            if self._is_drawn:
-                sys.stderr.write("\r\x1b[J")
-                sys.stderr.flush()
 
     def tell(self, now: Phases) -> None:
         with suppress(OSError):
@@ -84,12 +72,18 @@ class Progress:
 
     def _show(self, now: Phases) -> None:
         """Draw in place of what was shown before. The cursor goes back to its beginning, for what others may print."""
-        width = shutil.get_terminal_size().columns
-        texts = [line(now), *(f"  {said}" for said in now.last)]
-        cut = [text if len(text) < width else f"{text[: width - 2]}…" for text in map(printable, texts)]
-        sys.stderr.write("\r\x1b[J" + "\n".join(cut) + "\x1b[A" * (len(cut) - 1) + "\r")
+        room = shutil.get_terminal_size().columns - 1
+        lines = [cut(printable(text), room) for text in (line(now), *(f"  {said}" for said in now.last))]
+        sys.stderr.write("\r\x1b[J" + "\n".join(lines) + "\x1b[A" * (len(lines) - 1) + "\r")
         sys.stderr.flush()
         self._is_drawn = True
+
+    def close(self) -> None:
+        """Remove what is drawn."""
+        with suppress(OSError):
+            if self._is_drawn:
+                sys.stderr.write("\r\x1b[J")
+                sys.stderr.flush()
 
 
 def line(now: Phases) -> str:

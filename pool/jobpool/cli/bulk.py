@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import structs
 
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.filters import matching
 from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
 from jobpool.cli import messages
@@ -29,9 +30,6 @@ from jobpool.cli.session import INTERRUPTED, Session
 from jobpool.errors import JobpoolError, Unsupported
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration
-
-if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
 
 MAX_EXAMPLES = 5
 MAX_LOOKED_AT = 100  # messages among which jobs are sought for examples: posted ones may stand before them

@@ -6,24 +6,22 @@ import sys
 from base64 import b64encode
 from functools import partial
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 from msgspec.structs import asdict
 
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import MOST_MESSAGES, Deleted, HeldClaim
 from jobpool.cli.enqueue import json_lines, json_or_text
 from jobpool.cli.messages import limit_option, shown_value
 from jobpool.cli.options import SIGNER, Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answered, columns, note, plural, say, table
 from jobpool.cli.session import Session
+from jobpool.client.claims import Claim, ClaimMessage, Queue
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.units import format_duration
-
-if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.broker_time import BrokerTime
-    from jobpool.client.claims import Claim, ClaimMessage, Queue
 
 MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
 LISTED = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, CLAIM, MESSAGE~")
@@ -200,8 +198,6 @@ def list_claims(session: Session, queues: tuple[str, ...]) -> None:
 
 def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
     """Return this queue of that broker. Raises `InvalidJob`, or `Unsupported` where the broker has no claims."""
-    from jobpool.client.claims import Queue
-
     _ = backend.claims
     return Queue(lambda: backend, queue, max_claims)
 

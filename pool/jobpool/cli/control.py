@@ -8,12 +8,13 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import structs
 
 from jobpool.broker import control, editing
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import LIVE, UNHELD, MessageFilter, State
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
@@ -25,9 +26,6 @@ from jobpool.message.batches import BatchStatus
 from jobpool.message.names import check_queue, nearest_or_all
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
-
-if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
 
 LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`, `edit` and `pools drain`
 

@@ -19,15 +19,15 @@ from jobpool.cli.main import logged_failure
 from jobpool.cli.options import COMMON_KEYS, Command, Function, as_json, option, refuse, setting
 from jobpool.cli.output import answer, asks_json, columns, note
 from jobpool.cli.session import Session, warn_of_secrets
+from jobpool.cron.firing import Firing
+from jobpool.cron.records import SILENT, SILENT_MEND, Record, load, silent_until
+from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.definition import rfc3339
 from jobpool.message.names import nearest_or_all
 from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
-    from jobpool.cron.firing import Firing
-    from jobpool.cron.records import Record
-    from jobpool.cron.scheduler import Planned, Scheduler
     from jobpool.ipc.scheduler_process import CronStart
 
 LISTED = columns("NAME!~, EXPRESSION, ZONE, QUEUE, LAST, NEXT, FIRES~, OWNER~")
@@ -92,9 +92,9 @@ def run(session: Session, once: bool, test_time: str | None, **flags: Any) -> in
 def list_(session: Session, **flags: Any) -> None:
     """Show the app's schedules: where each fires, when it fired last and by whom, when it fires next here."""
     start = _start(session, flags)
-    plan = _plan(start)
-    now, records = _asked(start, plan)
-    rows = [_values(planned, records.get(planned.name), now, start.environment) for planned in plan]
+    planned = plan(_schedulers(start))
+    now, records = _asked(start, planned)
+    rows = [_values(one, records.get(one.name), now, start.environment) for one in planned]
     answer(rows, dict, LISTED, _cells)
     _note_silent([row["name"] for row in rows if row["silent_until"]])
 
@@ -109,27 +109,21 @@ def next_(session: Session, schedule: str | None, limit: int, **flags: Any) -> N
 
     Without an answer of the broker, this machine's clock counts.
     """
-    from jobpool.cron.records import silent_until
-
     start = _start(session, flags)
-    plan = _plan(start)
+    planned = plan(_schedulers(start))
     if schedule:
-        names = [planned.name for planned in plan]
+        names = [one.name for one in planned]
         if schedule not in names:
             raise ConfigurationError(f"no schedule is named {schedule!r}{nearest_or_all(schedule, names)}")
-        plan = [plan[names.index(schedule)]]
+        planned = [planned[names.index(schedule)]]
     now, silent = datetime.now(UTC), {}
     with contextlib.suppress(JobpoolError):  # no broker is needed to look ahead
-        now, records = _asked(start, plan)
+        now, records = _asked(start, planned)
         silent = {name: until for name, one in records.items() if (until := silent_until(one, now))}
-    ahead = [
-        _instants(planned, silent.get(planned.name, now))
-        for planned in plan
-        if planned.why_not(start.environment) is None
-    ]
+    ahead = [_instants(one, silent.get(one.name, now)) for one in planned if one.why_not(start.environment) is None]
     coming = [row for _, row in islice(heapq.merge(*ahead, key=itemgetter(0)), limit)]
     answer(coming, dict, COMING, _coming_cells, "nothing is due any more")
-    _note_left_out(plan, start.environment)
+    _note_left_out(planned, start.environment)
     _note_silent(silent)
 
 
@@ -168,16 +162,9 @@ def _schedulers(start: CronStart) -> list[Scheduler]:
         return schedules_of(start.options)
 
 
-def _plan(start: CronStart) -> list[Planned]:
-    from jobpool.cron.scheduler import plan
-
-    return plan(_schedulers(start))
-
-
-def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
+def _asked(start: CronStart, planned: list[Planned]) -> tuple[datetime, dict[str, Record]]:
     """Return the time and the records of these schedules, if the broker keeps any."""
     from jobpool.broker.opening import missing_database
-    from jobpool.cron.records import load
     from jobpool.cron.runner import CronTime
     from jobpool.cron.service import opened
 
@@ -187,7 +174,7 @@ def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, R
         now = CronTime(backend).now()
         if not backend.capabilities.key_store:
             return now, {}
-        return now, load(backend.keys, (planned.name for planned in plan))
+        return now, load(backend.keys, (one.name for one in planned))
 
 
 def _instants(planned: Planned, after: datetime) -> Iterator[tuple[datetime, dict[str, str]]]:
@@ -215,8 +202,6 @@ def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
 
 
 def _note_silent(names: Iterable[str]) -> None:
-    from jobpool.cron.records import SILENT, SILENT_MEND
-
     if told := ", ".join(names):
         note(f"{told}: {SILENT}; {SILENT_MEND}")
 
@@ -227,8 +212,6 @@ def _firing_cells(firing: Firing) -> list[str]:
 
 
 def _values(planned: Planned, record: Record | None, now: datetime, environment: str | None) -> dict[str, Any]:
-    from jobpool.cron.records import silent_until
-
     fires_here = planned.why_not(environment) is None
     due = planned.schedule.next(max(now, record.seen) if record else now) if fires_here else None
     owner = record.owner if record else None

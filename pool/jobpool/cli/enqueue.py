@@ -16,6 +16,7 @@ import click
 from jobpool.cli.options import SIGNER, Command, as_json, option, queue_option, setting, time_option
 from jobpool.cli.output import answer_ids, asks_json, note, plural
 from jobpool.cli.session import Session
+from jobpool.client.jobs import job_batches
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition, check_may_start
 from jobpool.message.names import DEFAULT_QUEUE
@@ -254,8 +255,6 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
 
 def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:
     """Enqueue in batches, all or none each; yields their ids. Say which options of the first the broker ignores."""
-    from jobpool.client.jobs import job_batches
-
     can, scheme = backend.capabilities, backend.scheme
     first = next(definitions, None)
     if first and first.priority != DEFAULT_PRIORITY and not can.priorities:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,10 +17,9 @@ from jobpool.message.names import nearest
 from jobpool.message.outcome import Status
 from jobpool.message.printable import headline, json_text, printable
 from jobpool.message.setting_types import History
-
-if TYPE_CHECKING:
-    from jobpool.telemetry.history.places import Place
-    from jobpool.telemetry.metrics.rollup import Row
+from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place
+from jobpool.telemetry.history.row import shortened
+from jobpool.telemetry.metrics.rollup import Row, rollups, summed
 
 MAX_FIELD_CHARS = 200  # characters of a field, unless all is asked for
 
@@ -84,8 +83,6 @@ def history(session: Session, job: str | None, rollup: bool, **asked: Any) -> No
 
 @contextmanager
 def _place(session: Session, history: History) -> Iterator[Place]:
-    from jobpool.telemetry.history.places import HistoryFile, HistoryTable
-
     if history.path is not None:
         yield HistoryFile(history.path, history.keep)
     elif history.table:
@@ -113,8 +110,6 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any]) -> None:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    from jobpool.telemetry.history.row import shortened
-
     said = shortened(headline(row["error"]) or str(row["output"] or ""), MAX_FIELD_CHARS)
     took = "-" if row["duration"] is None else f"{row['duration']:.3f}"
     began = moment(row["start"]) or "-"
@@ -135,8 +130,6 @@ def _tell(row: dict[str, Any]) -> None:
 
 
 def _show_rollups(session: Session, asked: dict[str, Any]) -> None:
-    from jobpool.telemetry.metrics.rollup import rollups, summed
-
     with session.broker() as backend:
         keys = backend.keys
         now, span = backend.time.now(), SPANS[asked["by"]]

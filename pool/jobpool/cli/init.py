@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from jobpool.broker.config_file import SHARED_FILE_NAME, find_config, from_directory
+from jobpool.broker.opening import redact
 from jobpool.cli.options import Command, as_json, option, refuse
 from jobpool.cli.output import answered, note
 from jobpool.cli.session import Session
@@ -79,8 +80,6 @@ def _prepare(session: Session) -> str:
 
 
 def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
-    from jobpool.broker.opening import redact
-
     new = {path for name in names if not os.path.lexists(path := directory / name)}
     for name in names:
         text = files("jobpool.cli").joinpath("templates", name).read_text()

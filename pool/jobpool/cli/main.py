@@ -5,7 +5,7 @@ Options may stand before the verb, and `jobpool` alone means `jobpool run`:
     jobpool -w 4 -Q reports        →  run -w 4 -Q reports
     jobpool -C prod.toml dead list →  dead list -C prod.toml
 
-Words only move; click parses them after their verb, and says which options take a value (`-Q stats` is a queue).
+Options only move; click parses them after their verb, and says which of them take a value (`-Q stats` is a queue).
 
 A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEBUG. Exit codes: 0 done, 1 failed,
 2 wrong usage or configuration, 130 interrupted; of some verbs 3, 4 and 5, as `EPILOG` says.
@@ -14,6 +14,7 @@ A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEB
 from __future__ import annotations
 
 import difflib
+import getopt
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -233,22 +235,22 @@ def arrange(
     group that this one is a verb of. Raises `click.UsageError`: the first word after the options is not a verb.
     """
     takes = _values_taken(_verb(group, default))
-    place = _first_plain(words, takes)
-    if place is None:  # an option of another verb
+    options, rest = _parted(words, takes)
+    if options is None:  # one of another verb
         takes = _values_taken(group)
-        place = _first_plain(words, takes)
-    if place is None or place == len(words):
+        options, rest = _parted(words, takes)
+    if options is None or not rest:
         for_group = [word for word in words if word in FOR_THE_GROUP]
         return for_group if for_group or (complete and not words) else [default, *words]
-    verb, ctx = words[place], click.Context(group, above, group.name)
+    (verb, *rest), ctx = rest, click.Context(group, above, group.name)
     command = group.get_command(ctx, verb)
     if command is None:
         raise click.UsageError(f"{verb!r} is not a verb of {ctx.command_path}; {_hint(ctx, group, verb)}", ctx)
-    rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
-    plain = _first_plain(rest, takes) if command.name == "run" and above is None else None
-    if plain is not None and plain < len(rest):
+    rest = [*_meant_for(command, options, takes), *rest]
+    _, plain = _parted(rest, takes)
+    if plain and command.name == "run" and above is None:
         own = click.Context(command, ctx, verb)
-        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {rest[plain]}", own)
+        raise click.UsageError(f"`jobpool run` takes options only; for an app write --app {plain[0]}", own)
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete, above=ctx)
     return [verb, *rest]
@@ -266,7 +268,7 @@ def _hint(ctx: click.Context, group: click.Group, verb: str) -> str:
     return f"did you mean {meant!r}?" if meant else f"the verbs are {', '.join(verbs)}"
 
 
-def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bool]) -> list[str]:
+def _meant_for(command: click.Command, options: Sequence[tuple[str, str]], takes: dict[str, bool]) -> list[str]:
     """Return the options that stood before the verb, less settings that it has no use for, as those of a file are.
 
     So `jobpool --app myapp.jobs` may be an alias, and any verb follow it.
@@ -274,34 +276,23 @@ def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bo
     knows = _values_taken(command)
     flags = (flag for one in SETTINGS.values() for flag in (*(one.flags or ()), f"--no-{one.flag[2:]}"))
     useless = set(flags) - knows.keys()
-    return [word for name, option in _leading(words, takes) if name not in useless for word in option]
+    meant = ([name, value] if takes[name] else [name] for name, value in options if name not in useless)
+    return list(chain.from_iterable(meant))
 
 
-def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
-    """Return the place of the first word that is neither an option nor its value; None after an unknown option."""
-    leading = list(_leading(words, takes))
-    return sum(len(option) for _, option in leading) if all(name in takes for name, _ in leading) else None
+def _parted(words: Sequence[str], takes: dict[str, bool]) -> tuple[list[tuple[str, str]] | None, list[str]]:
+    """Return the options before the first plain word, with their values, and the words from that one on.
 
-
-def _leading(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield each option before the first plain word: its name and its words. One that is unknown takes no value."""
-    while words and words[0].startswith("-") and words[0] != "-":
-        name, attached = _split(words[0], takes)
-        size = 2 if takes.get(name) and not attached else 1
-        yield name, words[:size]
-        words = words[size:]
-
-
-def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
-    """Return the option that decides about the next word, and True if its value is in this word already."""
-    if word.startswith("--"):
-        name, sign, _ = word.partition("=")
-        return name, bool(sign)
-    for index in range(1, len(word)):
-        letter = "-" + word[index]
-        if takes.get(letter, True):
-            return letter, index + 1 < len(word)
-    return "-" + word[-1], False
+    None, and no words: an option is unknown, abbreviated or without its value.
+    """
+    letters = [name[1:] + ":" * takes_value for name, takes_value in takes.items() if name[1] != "-"]
+    names = [name[2:] + "=" * takes_value for name, takes_value in takes.items() if name[1] == "-"]
+    try:
+        options, rest = getopt.getopt(list(words), "".join(letters), names)
+    except getopt.GetoptError:
+        return None, []
+    whole = {word.partition("=")[0] for word in words}
+    return (options, rest) if all(name in whole for name, _ in options if name[1] == "-") else (None, [])
 
 
 def _values_taken(group: click.Command) -> dict[str, bool]:

@@ -10,12 +10,14 @@ import re
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import structs
 
 from jobpool.broker import control
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.filters import BadFilter, matching, parse_filter
 from jobpool.broker.values import REAP_LIMIT, Leases, Message, MessageFilter, QueueStats, ReapPolicy, State
 from jobpool.cli.options import Command, as_json, bare_id, option, queue_option
@@ -28,10 +30,6 @@ from jobpool.message.names import MAX_NAMED, check_queue, listed, nearest
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.settlement import FAILED_REASONS, OTHER_REASONS
 from jobpool.message.units import format_duration
-
-if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.broker_time import BrokerTime
 
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing

@@ -184,16 +184,6 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
         yield replace(pool, board_path=note.board), note
 
 
-def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:
-    """Tell systemd how the pool gets on while the block runs, if systemd has asked for that."""
-    if note is None or "NOTIFY_SOCKET" not in os.environ:
-        return contextlib.nullcontext()
-    from jobpool.cli import service_manager
-
-    manager = service_manager.take_manager(os.environ)
-    return contextlib.nullcontext() if manager is None else service_manager.notifying(manager, note)
-
-
 def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
     """Run the pool where others see it; return its exit status, 0 if it was stopped before it took signals itself."""
     from jobpool.ipc.fork_client import ForkServerClient
@@ -202,9 +192,12 @@ def _serve(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBacke
         with (
             logged_failure(pool.log_format, "the pool ends"),
             _published(pool) as (published, note),
-            _notifying(note),
             contextlib.ExitStack() as at_the_end,
         ):
+            if note is not None and "NOTIFY_SOCKET" in os.environ:
+                from jobpool.cli.service_manager import notifying
+
+                at_the_end.enter_context(notifying(note))
             begun = None
             with contextlib.suppress(OSError):  # the master tries again, and says why
                 begun = ForkServerClient(os.environ)  # its imports run beside those of the master

@@ -10,7 +10,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -41,7 +42,8 @@ _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "\x
 _KEYS |= {"\r": "enter", "\n": "enter", "\x7f": "back", "\x08": "back"}
 _PRESSED = re.compile("\x1b\\[[0-9;]*[A-Za-z~]|\x1bO.|.", re.DOTALL)
 _HALF = re.compile("\x1b(\\[[0-9;]*|O)?$")
-_STYLE = re.compile("\x1b\\[[0-9;]*m")
+_STYLE_OR_CHAR = re.compile("(\x1b\\[[0-9;]*m)|(.)", re.DOTALL)
+_PLAIN = "\x1b[0m"  # ends all styles
 
 
 @dataclass(slots=True)
@@ -159,15 +161,15 @@ class View:
             self._ask(ORDERS[key], shown)
 
     def _ask(self, verb: str, shown: list[PoolSample]) -> None:
-        for sample in shown:
-            for row in sample.rows:
-                if (sample.pool.board, row.slot) == self.chosen:
-                    if not row.pid or (verb == "cancel" and not row.job):
-                        self.said = f"slot {row.slot} " + ("runs no job" if row.pid else "has no child")
-                    else:
-                        self.asked = (sample, verb, row)
-                    return
-        self.said = "choose a slot first, with the arrow keys or j and k"
+        slots = [(sample, row) for sample in shown for row in sample.rows if row.slot == self._slot_of(sample)]
+        if not slots:
+            self.said = "choose a slot first, with the arrow keys or j and k"
+            return
+        sample, row = slots[0]
+        if not row.pid or (verb == "cancel" and not row.job):
+            self.said = f"slot {row.slot} " + ("runs no job" if row.pid else "has no child")
+        else:
+            self.asked = (sample, verb, row)
 
     def _answer(self, key: str) -> None:
         assert self.asked is not None
@@ -273,22 +275,18 @@ def changed(row: int, before: str, after: str) -> str:
 
 def _cells(line: str) -> list[tuple[str, str]]:
     """Return each character with the escape sequences of its style."""
-    cells, style, at = [], "", 0
-    for found in _STYLE.finditer(line):
-        cells += [(style, char) for char in line[at : found.start()]]
-        style = "" if found[0] == "\x1b[0m" else style + found[0]
-        at = found.end()
-    return cells + [(style, char) for char in line[at:]]
+    cells, style = [], ""
+    for sequence, char in _STYLE_OR_CHAR.findall(line):
+        if char:
+            cells.append((style, char))
+        else:
+            style = "" if sequence == _PLAIN else style + sequence
+    return cells
 
 
 def _styled(cells: list[tuple[str, str]]) -> str:
-    text, style = "", ""
-    for wanted, char in cells:
-        if wanted != style:
-            text += ("\x1b[0m" if style else "") + wanted
-            style = wanted
-        text += char
-    return text + ("\x1b[0m" if style else "")
+    runs = ((style, "".join(char for _, char in run)) for style, run in groupby(cells, key=itemgetter(0)))
+    return "".join(f"{style}{text}{_PLAIN if style else ''}" for style, text in runs)
 
 
 def show(watcher: Watcher, view: View, interval: float) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from jobpool.broker import tracking
+from jobpool.broker.backend import QueueBackend
 from jobpool.cli.messages import declare_queues, unseen
 from jobpool.cli.options import Command, as_json, bare_id, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note
@@ -16,9 +17,6 @@ from jobpool.errors import JobFailed, NoResult, ResultPending, Unsupported
 from jobpool.message.printable import headline
 from jobpool.message.results import JobState, JobStatus
 from jobpool.message.units import format_duration
-
-if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
 
 UNKNOWN, FAILED, NO_RESULT, PENDING = 1, 1, 3, 4  # exit codes
 WATCH_S = 1.0  # seconds between two looks at progress

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,10 +20,10 @@ from calling import Jobpool
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
-from jobpool_torture import command as torture
-from jobpool_torture import entry_point, shrink
+from jobpool_torture import command, entry_point, shrink
 from jobpool_torture import options as limits
 from jobpool_torture import view as tortureview
+from jobpool_torture.entry_point import AttendedRuns
 from jobpool_torture.options import Options, check_machine
 from jobpool_torture.result import MEANINGS, Result, Tally
 from jobpool_torture.run import Phases, Run
@@ -149,8 +149,8 @@ def test_a_backend_that_is_not_ours_gets_no_option_that_it_may_not_know() -> Non
 
 
 def test_every_option_of_the_run_is_one_of_the_command() -> None:
-    names = {param.name for param in torture.torture.params}
-    assert set(torture.OF_THE_RUN) <= names
+    names = {param.name for param in command.torture.params}
+    assert set(entry_point.OF_THE_RUN) <= names
     assert json.loads(dump([], ABOUT))["about"] == ABOUT
 
 
@@ -158,7 +158,7 @@ MINE = Options("redis://host/0", queue="q")
 
 
 class Running:
-    """What a face sees of a run."""
+    """What attended runs see of a run."""
 
     def __init__(self, options: Options = MINE, faults: Sequence[Fault] = (), result: Result | None = None) -> None:
         self.options, self.faults, self.broker = options, faults, list[object]()
@@ -172,82 +172,82 @@ class Running:
 
 
 @pytest.fixture
-def face(tmp_path: Path) -> torture._Face:
-    return torture._Face(MINE, tmp_path, verbose=False, json_=False)
+def runs(tmp_path: Path) -> AttendedRuns:
+    return AttendedRuns(MINE, tmp_path, verbose=False, json_=False)
 
 
-def begin(face: torture._Face) -> tuple[Running, Phases]:
+def begin(runs: AttendedRuns) -> tuple[Running, Phases]:
     """A run that is under way, and a moment of it."""
     run = Running()
-    face._run = face._asked = cast(Run, run)
+    runs._run = runs._asked = cast(Run, run)
     return run, cast(Phases, SimpleNamespace(phase="drain", result=run.result))
 
 
 def test_a_signal_writes_nothing_and_the_next_moment_says_so_once(
-    face: torture._Face, capsys: pytest.CaptureFixture[str]
+    runs: AttendedRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[Phases] = []
-    face._progress = cast(tortureview.Progress, SimpleNamespace(tell=shown.append))
-    run, moment = begin(face)
-    face._tell(moment)
-    with torture._interrupts(face._interrupt):
+    runs._progress = cast(tortureview.Progress, SimpleNamespace(tell=shown.append))
+    run, moment = begin(runs)
+    runs._tell(moment)
+    with entry_point._interrupts(runs._interrupt):
         signal.raise_signal(signal.SIGTERM)
     assert run.result.interrupted
     assert capsys.readouterr() == ("", "")
-    face._tell(moment)
-    face._tell(moment)
+    runs._tell(moment)
+    runs._tell(moment)
     assert capsys.readouterr().err.count("interrupted: healing") == 1
     assert shown == [moment] * 3
 
 
-def test_a_second_signal_gives_up_unless_it_is_the_shells_word_of_the_same_closed_terminal(face: torture._Face) -> None:
-    begin(face)
-    with torture._interrupts(face._interrupt):
+def test_a_second_signal_gives_up_unless_it_is_the_shells_word_of_the_same_closed_terminal(runs: AttendedRuns) -> None:
+    begin(runs)
+    with entry_point._interrupts(runs._interrupt):
         for _ in range(3):
             signal.raise_signal(signal.SIGHUP)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_one_signal_ends_a_run_that_is_being_cleaned_up(face: torture._Face) -> None:
-    run, _ = begin(face)
-    face._run = None
-    with torture._interrupts(face._interrupt), pytest.raises(KeyboardInterrupt):
+def test_one_signal_ends_a_run_that_is_being_cleaned_up(runs: AttendedRuns) -> None:
+    run, _ = begin(runs)
+    runs._run = None
+    with entry_point._interrupts(runs._interrupt), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert not run.result.interrupted
 
 
-def test_whoever_interrupts_what_gives_up_already_is_not_heard(face: torture._Face) -> None:
-    with torture._interrupts(face._interrupt):
+def test_whoever_interrupts_what_gives_up_already_is_not_heard(runs: AttendedRuns) -> None:
+    with entry_point._interrupts(runs._interrupt):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGHUP)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.raise_signal(number)
 
 
-def test_what_was_ignored_stays_ignored(face: torture._Face) -> None:
+def test_what_was_ignored_stays_ignored(runs: AttendedRuns) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with torture._interrupts(face._interrupt):
+        with entry_point._interrupts(runs._interrupt):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_is_no_error_of_its_progress(runs: AttendedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(torture, "note", gone)
+    monkeypatch.setattr(entry_point, "note", gone)
     monkeypatch.setattr(tortureview, "note", gone)
     monkeypatch.setattr(
         tortureview, "line", lambda _: monkeypatch.setattr(tortureview, "PROGRESS_EVERY_S", 0.0) or "asked"
     )
-    with tortureview.Progress() as progress:
-        face._progress = progress
-        run, moment = begin(face)
+    with closing(tortureview.Progress()) as progress:
+        runs._progress = progress
+        run, moment = begin(runs)
         run.interrupt()
-        face._tell(moment)
+        runs._tell(moment)
         assert tortureview.PROGRESS_EVERY_S == 0.0, "it was about to be shown"
 
 

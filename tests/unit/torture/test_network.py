@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from support.waiting import wait_until
@@ -362,28 +363,24 @@ def test_a_proxy_that_hangs_is_given_up_and_its_late_answer_is_nobodys(
 
 def addresses(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
     """What every name is from now on."""
-    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+
+    def answer(_host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
 
 
 def test_of_several_addresses_the_first_that_takes_connections_is_the_servers(
     echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as names:
-        names.setattr(network, "_takes_connections", lambda address, _: address != "127.0.0.9")
-        addresses(names, "127.0.0.9", "127.0.0.1", "127.0.0.8")
+        addresses(names, "127.0.0.9", "127.0.0.1", "127.0.0.8")  # of this machine; nobody listens at the first
         proxy = Proxy("somewhere", echo.port)
+    wait_until(lambda: echo.left == 1, what="the connection that has tasted it is closed")
     with proxy, Client(proxy) as client:
         assert client.ask(b"there\n") == b"there\n"
 
 
-def test_an_address_is_tasted_by_a_connection(echo: Echo) -> None:
-    assert network._takes_connections("127.0.0.1", echo.port)
-    assert not network._takes_connections("127.0.0.9", echo.port)  # of this machine, and nobody listens there
-    wait_until(lambda: echo.left == 1)
-
-
 def test_a_server_that_is_down_has_its_first_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_takes_connections", lambda *_: False)
     addresses(monkeypatch, "127.0.0.9", "127.0.0.1", "127.0.0.9")
     assert network._address("somewhere", 1) == "127.0.0.9"

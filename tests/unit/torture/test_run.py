@@ -183,7 +183,7 @@ def test_a_fleet_that_is_well(acted: Acted) -> None:
         ({"shuns": lambda ident: ident.endswith("2")}, "STUCK", "ab12cd34-000002: waiting, torture.work, attempts 0"),
         ({"missing": ["pool1"]}, "DIED", "pool1 did not come up again: "),
         (
-            {"unexpected": [End("pool1", 7, 3, False, "it has ended", "x\nNo memory")]},
+            {"unexpected": [End("pool1", 7, 3, False, "it has ended", "No memory")]},
             "DIED",
             "it has ended: No memory",
         ),
