@@ -13,6 +13,7 @@ from jobpool.errors import LONGEST_WAIT_S, ConfigurationError, InvalidJob, Unsup
 from jobpool.message.guards import keyless
 from jobpool.message.names import DEFAULT_QUEUE, check_identifier, check_name, check_queue
 from jobpool.message.payload import check_payload
+from jobpool.message.units import check_int
 
 LONGEST = LONGEST_WAIT_S
 """Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
@@ -332,13 +333,6 @@ def check_may_start(job: JobDefinition, now: datetime) -> JobDefinition:
                 f" scheduled_at), and expires after {job.expires_in:.12g} s (expires_in), both from its enqueue"
             )
     return job
-
-
-def check_int(value: int, what: str, least: int, most: int) -> int:
-    """Return `value`, or raise `InvalidJob`: a whole number from `least` to `most`."""
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-    return value
 
 
 def result_ttl_of(job: float | None, handler: float | None, queue: float | None = None) -> float:
