@@ -13,6 +13,7 @@ from jobpool.errors import InvalidJob, Unrecoverable, Unsupported
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode, too_large
+from jobpool.message.names import DEFAULT_QUEUE
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
 
 _UNSIGNED = EnvelopeSigner()
@@ -153,7 +154,7 @@ class JobContext:
         identifier = definition.identifier or secrets.token_hex(8)
         definition = definition.with_identifier(identifier)
         # The master could refuse a body that is too large only after the handler's work.
-        queue = definition.queue or "default"
+        queue = definition.queue or DEFAULT_QUEUE
         body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
         if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
             raise too_large(definition.handler, len(body))
