@@ -9,14 +9,11 @@ from typing import Any
 
 from msgspec import Raw, json
 
-from jobpool.errors import LONGEST_WAIT_S, ConfigurationError, InvalidJob, Unsupported, check_seconds
+from jobpool.errors import ConfigurationError, InvalidJob, Unsupported, check_seconds
 from jobpool.message.guards import keyless
 from jobpool.message.names import DEFAULT_QUEUE, check_identifier, check_name, check_queue
 from jobpool.message.payload import check_payload
 from jobpool.message.units import check_int
-
-LONGEST = LONGEST_WAIT_S
-"""Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
 
 MOST_RETRIES = 2**31 - 1
 MAX_RESULT_TTL_S = 30 * 86400.0
