@@ -11,8 +11,7 @@ from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
-from jobpool.errors import ConfigurationError
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S, ConfigurationError
 from jobpool_backends.shared import DeadCaps, micros
 
 _LABEL = "[A-Za-z0-9_-]{1,63}"
@@ -70,10 +69,10 @@ def choice(name: str, default: object, values: Mapping[str, object]) -> Option:
 
 
 _MOST = f"a whole number from 0 (no cap) to {MAX_DEAD:.12g}"
-_OLDEST = f"a number of seconds from 0 (no cap) to {LONGEST:.12g}"
+_OLDEST = f"a number of seconds from 0 (no cap) to {LONGEST_WAIT_S:.12g}"
 DEAD_CAPS = (
     Option("dead_max", 0, _MOST, lambda value: whole_number(value, 0, MAX_DEAD)),
-    Option("dead_max_age", 0.0, _OLDEST, lambda value: number(value, 0.0, LONGEST)),
+    Option("dead_max_age", 0.0, _OLDEST, lambda value: number(value, 0.0, LONGEST_WAIT_S)),
 )
 """How many dead letters a queue keeps, and how long. Applied when a message of the queue dies or is reaped."""
 

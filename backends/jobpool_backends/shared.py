@@ -11,8 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from jobpool.broker.values import Edited, Message, MessageFilter, NewMessage
-from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S, BackendUnavailable, ConfigurationError, MalformedEnvelope
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import Guards, Rate
 from jobpool.message.lease import JobLease
@@ -136,7 +135,7 @@ def more_than(seconds: float) -> int:
 
 def delay_micros(delay: float) -> int:
     """Return a delay in seconds as microseconds: 0 for anything that is not above 0, a hundred years at most."""
-    return round(min(delay, LONGEST) * MICRO) if delay > 0 else 0
+    return round(min(delay, LONGEST_WAIT_S) * MICRO) if delay > 0 else 0
 
 
 def body_or_oversized(body: bytes | int | None) -> bytes:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 NO_APP = "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
-LONGEST_WAIT_S = 100 * 366 * 86400.0
+LONGEST_WAIT_S = 100 * 366 * 86400.0  # of every duration: far below what a timer or a date overflows at
 ENQUEUE_LATER = "enqueue below `if __name__ == '__main__':`, or in a program of its own"
 PASSING = frozenset(
     getattr(errno, f"E{name}")

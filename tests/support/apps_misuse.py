@@ -23,9 +23,9 @@ from apps_pool import HELD, LONG, note, rubbish_to_all
 from msgspec import Raw
 
 import jobpool
-from jobpool.child.recycle import resident
 from jobpool.ipc import packets
 from jobpool.ipc.frames import Ask, Result, plain_success
+from jobpool.ipc.linux import resident_memory
 from jobpool.message import producer
 from jobpool.message.outcome import ResultKind
 
@@ -201,6 +201,6 @@ def outgrow(ctx: jobpool.JobContext, mebibytes: int) -> None:
     note(ctx, "start")
     for _ in range(0, mebibytes, 10):
         HELD.append(bytearray(10 << 20))
-        note(ctx, "effect", tag=str(resident() >> 20))
+        note(ctx, "effect", tag=str(resident_memory() >> 20))
     note(ctx, "effect", tag="all")
     time.sleep(LONG)

@@ -22,6 +22,7 @@ import jobpool
 from jobpool.child import main as child_main
 from jobpool.ipc import packets
 from jobpool.ipc.frames import RUN_HEAD
+from jobpool.ipc.process_options import ChildBoot
 from jobpool_torture.ledger import LEDGER
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -78,15 +79,19 @@ class PhasedChild(child_main.Child):
 
     _has_told = False
 
+    def __init__(self, boot: ChildBoot, capture: Any, lines: Any, masker: Any) -> None:
+        super().__init__(boot, capture, lines, masker)
+        self._slot = boot.slot
+
     def _next(self) -> bytes | None:
         """The first time it is asked for what comes right after the child has said that it is ready."""
         if not self._has_told:
             self._has_told = True
-            tell("ready", self._boot.slot)
+            tell("ready", self._slot)
         return super()._next()
 
     def _attempt(self, packet: bytes, ack: Any = None) -> str:
-        doom.read(packet, self._boot.slot)
+        doom.read(packet, self._slot)
         doom.at(READ)
         return super()._attempt(packet, ack)
 

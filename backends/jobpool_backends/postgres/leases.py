@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import REAP_LIMIT, Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool.errors import OUTAGES, BackendUnavailable
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S, OUTAGES, BackendUnavailable
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
@@ -152,8 +151,8 @@ class Leases:
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         """Take back messages whose lease has expired; changes nothing when there are none."""
-        window = micros(min(policy.window, LONGEST))
-        back_off = [float(min(delay, LONGEST)) for delay in (policy.back_off, policy.back_off_cap)]
+        window = micros(min(policy.window, LONGEST_WAIT_S))
+        back_off = [float(min(delay, LONGEST_WAIT_S)) for delay in (policy.back_off, policy.back_off_cap)]
         visible = None if visibility_timeout is None else more_than(visibility_timeout)
         crashes = min(policy.max_crashes, 2**31 - 1)
         rows = self._database.call("reap", queue, crashes, window, *back_off, visible, REAP_LIMIT)

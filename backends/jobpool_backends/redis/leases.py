@@ -21,7 +21,7 @@ from jobpool.broker.packing import in_batches
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import REMEMBER_CALLS, NewMessage, Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
@@ -160,7 +160,7 @@ class Leases:
         may shift another out of sight, until the next call.
         """
         visibility = -1 if visibility_timeout is None else more_than(visibility_timeout)
-        back_off = [micros(min(delay, LONGEST)) for delay in (policy.back_off, policy.back_off_cap)]
+        back_off = [micros(min(delay, LONGEST_WAIT_S)) for delay in (policy.back_off, policy.back_off_cap)]
         reaped: list[Reaped] = []
         first = swept = 0
         while (room := MAX_REAPED_PER_CALL - len(reaped) - swept) > 0:

@@ -18,8 +18,7 @@ from msgspec import Struct
 
 from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S, BackendUnavailable, InvalidJob, WriteRefused
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import explain, too_large
 from jobpool_backends.servicebus.internals import largest_message
@@ -64,7 +63,7 @@ class Producer:
 
     def delayed_copy(self, queue: str, record: Record, delay: float, sequence: int) -> Outgoing:
         """Return a copy of the message with this sequence number, to be fetched after `delay` seconds."""
-        due = self._clock.wall() + min(delay, LONGEST) if delay > 0 else None
+        due = self._clock.wall() + min(delay, LONGEST_WAIT_S) if delay > 0 else None
         return Outgoing(queue, record, due, copy_id(record.id, "q", sequence))
 
     async def send(self, outgoing: Sequence[Outgoing], *, patiently: bool = False) -> None:

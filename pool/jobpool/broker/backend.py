@@ -66,7 +66,7 @@ from jobpool.message.names import check_identifier, check_queue, is_queue, stora
 from jobpool.message.results import JobStatus
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.message.units import check_count
+from jobpool.message.units import check_int
 
 
 class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend counts as one
@@ -221,7 +221,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """
         check_ttl(ttl)
         check_queue(queue)
-        limit = min(check_count(limit, "limit", 1, sys.maxsize), MAX_FETCH)
+        limit = min(check_int(limit, "limit", 1, sys.maxsize), MAX_FETCH)
         ident = fetch_id or secrets.token_hex(8)
         give_up = self.clock.mono() + check_wait(wait, "wait")
         while True:
@@ -425,13 +425,13 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         `OVERSIZED` stands for a body of more than `largest` bytes; 0 = for each body.
         """
         first, where = read_cursor(after), where or MessageFilter()
-        check_count(limit, "limit", 1, MAX_PAGE)
+        check_int(limit, "limit", 1, MAX_PAGE)
         found = [] if where.is_nowhere else self._inspector.page(where, first, limit, largest)
         return [replace(each, body=OVERSIZED) if len(each.body) > largest else each for each in found]
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Return how many messages match, counted up to `cap` (from 1): an answer of `cap` means "at least"."""
-        check_count(cap, "cap", 1, sys.maxsize)
+        check_int(cap, "cap", 1, sys.maxsize)
         return 0 if where.is_nowhere else self._inspector.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -442,7 +442,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         if verb is Verb.CANCEL and not self.capabilities.keeps_records:
             why = "makes no dead letter of a job that waits (Capabilities.keeps_records)"
             raise Unsupported(f"{self.scheme}:// {why}: `jobpool purge` deletes all of a queue")
-        check_count(limit, "limit", 1, sys.maxsize)
+        check_int(limit, "limit", 1, sys.maxsize)
         if verb in (Verb.RETRY, Verb.RESUME) and self.has_control:
             with suppress(*OUTAGES):  # of a lent key store, which must not hold this up
                 control.unmark_dead(self, where)

@@ -40,7 +40,7 @@ from jobpool.errors import ClaimNotFound, InvalidJob
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import check_identifier, check_queue, storable
 from jobpool.message.printable import hides
-from jobpool.message.units import check_count, check_seconds_between
+from jobpool.message.units import check_int, check_seconds_between
 
 MOST_MESSAGES = 20  # in one claim, one `pop`, and one `delete_many`
 LEAST_TTL, MOST_TTL = 60.0, 43_200.0  # seconds: of a claim, and of its grace
@@ -177,10 +177,10 @@ class ClaimStore:
                 nothing. None = minted here.
         """
         check_queue(queue)
-        check_count(limit, "limit", 1, MOST_MESSAGES)
+        check_int(limit, "limit", 1, MOST_MESSAGES)
         check_seconds_between(ttl, "ttl", LEAST_TTL, MOST_TTL)
         check_seconds_between(grace, "grace", LEAST_TTL, MOST_TTL)
-        check_count(max_claims, "max_claims", 0, 2**31 - 1)
+        check_int(max_claims, "max_claims", 0, 2**31 - 1)
         if claim_id is not None and not _is_claim(claim_id):
             raise ValueError(f"a claim's id has 32 lower-case hex characters, not {str(claim_id)[:64]!r}")
         return self._claim(queue, claim_id or secrets.token_hex(16), limit, float(ttl), float(grace), max_claims)
@@ -224,7 +224,7 @@ class ClaimStore:
         messages again. Roll it back.
         """
         check_queue(queue)
-        check_count(len(idents), "the number of messages to delete", 0, MOST_MESSAGES)
+        check_int(len(idents), "the number of messages to delete", 0, MOST_MESSAGES)
         if claim_id is not None and not _is_claim(claim_id):
             raise _not_found(queue, str(claim_id))
         answers = self._delete(queue, [storable(ident) for ident in idents], claim_id) if idents else []
@@ -239,7 +239,7 @@ class ClaimStore:
         lost reply. Claim messages that must not be lost.
         """
         check_queue(queue)
-        return self._pop(queue, check_count(limit, "limit", 1, MOST_MESSAGES))
+        return self._pop(queue, check_int(limit, "limit", 1, MOST_MESSAGES))
 
     def list_free(
         self, queue: str, *, after: str | None = None, limit: int = 50, claimed: bool = False
@@ -249,12 +249,12 @@ class ClaimStore:
         Delayed, dead and ended ones are left out, and without `claimed` also those that are leased or claimed.
         """
         check_queue(queue)
-        return self._list(queue, read_cursor(after), check_count(limit, "limit", 1, MAX_PAGE), claimed)
+        return self._list(queue, read_cursor(after), check_int(limit, "limit", 1, MAX_PAGE), claimed)
 
     def list_claims(self, queue: str, *, after: str | None = None, limit: int = 50) -> list[HeldClaim]:
         """Return one page of the live claims by id, `limit` 1 to 1,000, after this id; without their messages."""
         check_queue(queue)
-        return self._list_claims(queue, after or "", check_count(limit, "limit", 1, MAX_PAGE))
+        return self._list_claims(queue, after or "", check_int(limit, "limit", 1, MAX_PAGE))
 
     def stats(self, queue: str) -> ClaimStats:
         """Return counts of one queue, in the same time at any length; only ended messages to clean up cost more."""

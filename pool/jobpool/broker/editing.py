@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from jobpool.broker.filters import pages
 from jobpool.broker.values import UNHELD, Edit, Edited, Message, MessageFilter, State
-from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S, BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import MAX_BODY_BYTES, WIRE_VERSION, decode, sign_again, verify
 from jobpool.message.names import check_queue
 from jobpool.message.signing import EnvelopeSigner
@@ -139,5 +138,5 @@ def _moment(at: datetime | float, backend: QueueBackend) -> float:
         if at.tzinfo is None:
             raise InvalidJob("the time of a job needs a time zone: write 2026-07-01T08:00+02:00")
         return at.timestamp()
-    seconds = min(check_number(at, "at"), LONGEST)
+    seconds = min(check_number(at, "at"), LONGEST_WAIT_S)
     return backend.time.now() + seconds if seconds > 0 else 0.0  # long ago by any clock

@@ -22,7 +22,7 @@ from jobpool.errors import InvalidJob
 from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_RECORD_KEPT, MOST_LINES, Begun, Guards, Rate, check_keep
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_name, check_queue, storable
-from jobpool.message.units import check_count
+from jobpool.message.units import check_int
 
 Kind = TypeVar("Kind")
 
@@ -131,7 +131,7 @@ class KeyStore:
 
         Only keys that begin with `prefix`, and come after `after`.
         """
-        check_count(limit, "limit", 1, 10_000)
+        check_int(limit, "limit", 1, 10_000)
         return self._list_records(check_queue(space), storable(prefix), storable(after), limit)
 
     def delete_records(self, space: str, keys: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ class KeyStore:
 
         All or none; but a call repeated after `BackendUnavailable` may write its lines twice.
         """
-        check_count(keep, "keep", 1, MOST_LINES)
+        check_int(keep, "keep", 1, MOST_LINES)
         for name, line in lines:
             check_name(name, "the name of a log")
             _check_size(line)
@@ -155,7 +155,7 @@ class KeyStore:
 
     def read_log(self, space: str, name: str, *, limit: int = 100) -> list[bytes]:
         """Return the newest `limit` (1 to 100,000) lines, the newest first."""
-        check_count(limit, "limit", 1, MOST_LINES)
+        check_int(limit, "limit", 1, MOST_LINES)
         return self._read_log(check_queue(space), storable(name), limit)
 
     def list_logs(self, space: str) -> list[str]:

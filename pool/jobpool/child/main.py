@@ -111,7 +111,6 @@ class Child:
         self._producer = ChannelProducer(boot.channel)
         producer.enter_child(self._producer)
         _write_lines_at_once()
-        self._boot = boot
         self._streams = boot.inheritance.streams
         self._work = boot.work
         self._channel = boot.channel

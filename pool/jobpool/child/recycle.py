@@ -156,7 +156,7 @@ class RecyclePolicy:
         import resource  # its being imported costs two microseconds an attempt: see `restore`
 
         # Resident memory is read only when the peak, which is cheaper to ask for, was above the mark.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and linux.resident_memory() > mark
 
 
 def _living_threads(allowed: int) -> list[threading.Thread]:
@@ -174,12 +174,6 @@ def _living_threads(allowed: int) -> list[threading.Thread]:
 def _named(threads: Iterable[threading.Thread]) -> str:
     names = ", ".join(thread.name for thread in threads)
     return f"threads: {names[:_NAMES_CHARS]}" if names else "threads"
-
-
-def resident() -> int:
-    """Return bytes of resident memory of this process."""
-    with open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _lifetime(options: ChildOptions, child: int) -> int:

@@ -16,10 +16,11 @@ from jobpool.handlers.conversion import Mismatch, call_problem, check_types, sig
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
-from jobpool.message.definition import MOST_RETRIES, check_int, check_result_ttl
+from jobpool.message.definition import MOST_RETRIES, check_result_ttl
 from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue, nearest_word
 from jobpool.message.outcome import ExecutionResult
 from jobpool.message.results import JobHandle
+from jobpool.message.units import check_int
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -32,11 +32,8 @@ from jobpool.errors import Cancelled, HardTimeout
 ALARM_EVERY_S = 0.1  # between two alarms, once the first has fired
 STACK_DEPTH = 100  # innermost frames that are kept of the stack that the alarm met
 
-try:
-    # `signal` wraps this to turn numbers into enums; the wrapping costs 2 µs a call, several times on every job's way.
-    _raw: Any = importlib.import_module("_signal")
-except ImportError:  # another Python than CPython
-    _raw = signal
+# `signal` wraps this to turn numbers into enums; the wrapping costs 2 µs a call, several times on every job's way.
+_raw: Any = importlib.import_module("_signal")
 raw_signal: Callable[[int, Any], Any] = _raw.signal
 raw_getsignal: Callable[[int], Any] = _raw.getsignal  # dispositions come as numbers
 _sigmask: Callable[[int, Any], Any] = _raw.pthread_sigmask

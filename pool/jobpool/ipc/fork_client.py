@@ -117,7 +117,7 @@ class ForkServerClient(Program):
         """
         status = self._process.poll()
         if status is None and time.monotonic() - self._hung_up_at > HANG_UP_LIMIT_S:
-            self._kill()
+            self.kill()
         return status
 
     @property
@@ -132,11 +132,8 @@ class ForkServerClient(Program):
     def kill(self) -> None:
         """Kill it and its group; its children die with it. A dead one is fine."""
         if self._process.poll() is None:
-            self._kill()
-
-    def _kill(self) -> None:
-        self._killed_at = min(self._killed_at, time.monotonic())
-        os.killpg(self.pid, signal.SIGKILL)
+            self._killed_at = min(self._killed_at, time.monotonic())
+            os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Hang up: it kills its children, groups and strays, and exits; `poll()` tells when. Safe to call twice."""

@@ -44,7 +44,7 @@ from jobpool.ipc.fork_server import ForkServer
 from jobpool.ipc.frames import HandlerInfo, Loaded, LoadFailed
 from jobpool.ipc.inheritance import Inheritance, spoilt_logs
 from jobpool.ipc.postfork import flush_streams, reset_signals
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import ChildPages
 from jobpool.message import producer
 
@@ -134,9 +134,12 @@ def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFa
         resolve_name(config.child_main)
         handlers = resolve_name(config.app_loader)(config.options)
     except BaseException as error:  # noqa: BLE001 - reported, and the program ends
-        known = isinstance(error, ConfigurationError)  # its sentence says all that its notes do not
-        stack = "\n".join(getattr(error, "__notes__", ())) if known else traceback.format_exc()
-        return LoadFailed(_sentence(error, config.options), stack[-_TRACE_CHARS:])
+        if isinstance(error, ConfigurationError):  # its sentence says all that its notes do not
+            sentence, stack = str(error), "\n".join(getattr(error, "__notes__", ()))
+        else:
+            apps = ", ".join(config.options.apps) or "the app"
+            sentence, stack = f"{apps} does not import: {type(error).__name__}: {error}", traceback.format_exc()
+        return LoadFailed(sentence, stack[-_TRACE_CHARS:])
     return replace(prepared(handlers, inheritance, config.options.preload), seconds=time.monotonic() - begun)
 
 
@@ -162,15 +165,6 @@ def prepared(handlers: list[HandlerInfo], inheritance: Inheritance, preload: boo
         enqueues=producer.process.was_used,
         memory=linux.own_memory(),
     )
-
-
-def _sentence(error: BaseException, options: ChildOptions) -> str:
-    if isinstance(error, ConfigurationError):
-        return str(error)
-    apps = ", ".join(options.apps) or "the app"
-    if isinstance(error, SystemExit):
-        return f"{apps} called sys.exit({error.code!r}) while it was imported: an app must only define its handlers"
-    return f"{apps} does not import: {type(error).__name__}: {error}"
 
 
 def _living_threads() -> list[str]:

@@ -52,11 +52,8 @@ class JsonFrame(Struct, frozen=True):
         return _TAGS[type(self)] + json.encode(self)
 
 
-class Ready(Struct, frozen=True):
+class Ready(JsonFrame, frozen=True):
     """The child has booted and will read attempts."""
-
-    def encode(self) -> bytes:
-        return b"\x10"
 
 
 class BootFailed(JsonFrame, frozen=True):
@@ -215,11 +212,12 @@ class Exited(Exit, JsonFrame, frozen=True):
         return cls(child, pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss)
 
 
-Frame = Ready | Result | JsonFrame
+Frame = Result | JsonFrame
 
 _SUCCEEDED = ResultKind.SUCCEEDED  # found quicker than the member of an enum class
 
 _JSON_FRAMES: dict[int, type[Any]] = {
+    0x10: Ready,
     0x11: BootFailed,
     0x13: Ask,
     0x14: Reply,
@@ -251,8 +249,6 @@ def decode(packet: bytes) -> Frame:
             if not tail[2] >= 0.0:
                 raise BadFrame("a Result with an impossible delay")
             return Result(nonce, ResultKind(kind), started, duration, *tail)
-        if tag == 0x10:
-            return Ready()
         return json.decode(memoryview(packet)[1:], type=_JSON_FRAMES[tag])  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError, IndexError, MsgspecError, RecursionError, struct.error) as error:
         raise BadFrame(f"a packet of {len(packet)} bytes is not a frame: {error}") from error

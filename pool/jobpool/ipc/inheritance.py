@@ -82,9 +82,8 @@ class Inheritance:
         self.streams: Streams = ()  # the app's streams to files, which may hold unwritten text
         self.of_app: set[int] = set()  # numbers of all descriptors that it opened
         self._shared: set[int] = set()  # those of them that all children have as they are
-        self._control = control
+        self._control = control  # None too in each fork
         self._before = linux.open_fds()
-        self._in_server = control is not None
         if control is not None:
             os.register_at_fork(after_in_child=self._shed)
 
@@ -105,12 +104,11 @@ class Inheritance:
         self.cut = sorted(set(filter(None, map(missed, self.of_app - self._shared))))
 
     def _shed(self) -> None:
-        if not self._in_server:
+        control, self._control = self._control, None
+        if control is None:
             return
-        self._in_server = False
         if self.keep is None:
-            if self._control is not None:
-                os.close(self._control)
+            os.close(control)
             return
         unwanted = linux.open_fds().difference(self.keep, self._shared)
         close_all(unwanted - self.of_app)

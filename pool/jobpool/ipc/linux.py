@@ -248,6 +248,11 @@ def own_memory() -> int:
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
+def resident_memory() -> int:
+    """Return bytes of this process's memory that are in RAM."""
+    return int(_told_of_self("statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def cpu_wanted(thread: int | None) -> float:
     """Return the seconds for which a thread of this process has had a CPU or waited for one; 0 if it has ended."""
     try:

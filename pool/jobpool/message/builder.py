@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, check_seconds
 from jobpool.message import producer as producers
-from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_int, check_may_start
+from jobpool.message.definition import MOST_RETRIES, JobDefinition, check_may_start
 from jobpool.message.names import DEFAULT_QUEUE, check_name, nearest
 from jobpool.message.payload import check_payload
 from jobpool.message.producer import Enqueues
 from jobpool.message.results import JobHandle
+from jobpool.message.units import check_int
 
 _CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
 _NO_CRON = dict.fromkeys(_CRON_FIELDS, "*")

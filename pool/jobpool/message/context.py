@@ -13,6 +13,7 @@ from jobpool.errors import InvalidJob, Unrecoverable, Unsupported
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode, too_large
+from jobpool.message.names import DEFAULT_QUEUE
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
 
 _UNSIGNED = EnvelopeSigner()
@@ -48,12 +49,13 @@ class JobContext:
     """One attempt, seen from its handler. Made once a job, so it only holds on to the envelope.
 
     Attributes:
+        max_retries: Runs after the first that fails: the job's, else its handler's; None = the pool's policy decides.
         fence: The message's deliveries: strictly increasing, a fencing token for what the handler writes elsewhere.
         crashes: Deliveries so far that ended with no verdict.
         deadline: CLOCK_MONOTONIC seconds at which the alarm fires; None = unlimited.
     """
 
-    __slots__ = ("_envelope", "_max_retries", "_reporter", "_went_on", "crashes", "deadline", "fence")
+    __slots__ = ("_envelope", "_reporter", "_went_on", "crashes", "deadline", "fence", "max_retries")
 
     def __init__(
         self,
@@ -67,8 +69,8 @@ class JobContext:
     ) -> None:
         self._envelope = envelope
         self._reporter = reporter
-        self._max_retries = max_retries
         self._went_on = False
+        self.max_retries = max_retries
         self.fence = fence
         self.crashes = crashes
         self.deadline = deadline
@@ -101,11 +103,6 @@ class JobContext:
     def attempt(self) -> int:
         """1 in the first run; crashes and releases do not raise it."""
         return self._envelope.attempts + 1
-
-    @property
-    def max_retries(self) -> int | None:
-        """Runs after the first that fails: the job's, else its handler's; None = the pool's policy decides."""
-        return self._envelope.max_retries if self._max_retries is None else self._max_retries
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -157,7 +154,7 @@ class JobContext:
         identifier = definition.identifier or secrets.token_hex(8)
         definition = definition.with_identifier(identifier)
         # The master could refuse a body that is too large only after the handler's work.
-        queue = definition.queue or "default"
+        queue = definition.queue or DEFAULT_QUEUE
         body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
         if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
             raise too_large(definition.handler, len(body))

@@ -9,13 +9,11 @@ from typing import Any
 
 from msgspec import Raw, json
 
-from jobpool.errors import LONGEST_WAIT_S, ConfigurationError, InvalidJob, Unsupported, check_seconds
+from jobpool.errors import ConfigurationError, InvalidJob, Unsupported, check_seconds
 from jobpool.message.guards import keyless
 from jobpool.message.names import DEFAULT_QUEUE, check_identifier, check_name, check_queue
 from jobpool.message.payload import check_payload
-
-LONGEST = LONGEST_WAIT_S
-"""Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
+from jobpool.message.units import check_int
 
 MOST_RETRIES = 2**31 - 1
 MAX_RESULT_TTL_S = 30 * 86400.0
@@ -332,13 +330,6 @@ def check_may_start(job: JobDefinition, now: datetime) -> JobDefinition:
                 f" scheduled_at), and expires after {job.expires_in:.12g} s (expires_in), both from its enqueue"
             )
     return job
-
-
-def check_int(value: int, what: str, least: int, most: int) -> int:
-    """Return `value`, or raise `InvalidJob`: a whole number from `least` to `most`."""
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-    return value
 
 
 def result_ttl_of(job: float | None, handler: float | None, queue: float | None = None) -> float:

@@ -19,9 +19,9 @@ import orjson
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
+from jobpool.errors import LONGEST_WAIT_S, BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.batches import is_end
-from jobpool.message.definition import LONGEST, MAX_RESULT_TTL_S, JobDefinition, is_reserved, rfc3339
+from jobpool.message.definition import MAX_RESULT_TTL_S, JobDefinition, is_reserved, rfc3339
 from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.printable import hides
@@ -362,7 +362,7 @@ def is_meta(value: object) -> bool:
 
 _META_RULES: dict[str, Callable[[Any], bool]] = {
     # A longer timer than a definition takes overflows in the child, which would look like a crash.
-    "_timeout": lambda value: type(value) in (int, float) and 0 <= value <= LONGEST,
+    "_timeout": lambda value: type(value) in (int, float) and 0 <= value <= LONGEST_WAIT_S,
     "_expires": lambda value: type(value) in (int, float) and value >= 0,
     "_singleInstance": lambda value: type(value) is bool,
     "_concurrencyKey": is_name,

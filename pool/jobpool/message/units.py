@@ -60,10 +60,10 @@ def check_seconds_between(value: float, what: str, least: float, most: float) ->
     return float(value)
 
 
-def check_count(value: int, what: str, least: int, most: int) -> int:
+def check_int(value: int, what: str, least: int, most: int) -> int:
     """Return `value`, or raise `InvalidJob`: a whole number from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
-        raise InvalidJob(f"{what} is a whole number from {least} to {most}, not {value!r}")
+        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
     return value
 
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from jobpool.errors import LONGEST_WAIT_S
 from jobpool.message import outcome as ended
 from jobpool.message.death import cause_headline
-from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settlement
@@ -171,4 +171,4 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
 
 def _bounded(delay: float) -> float:
     """Return `delay` as a broker can store it. A handler may have asked for anything, such as infinity."""
-    return min(max(0.0, delay), LONGEST)
+    return min(max(0.0, delay), LONGEST_WAIT_S)

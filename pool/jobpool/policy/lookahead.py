@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import os
 
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S
 
 HELD_S = 0.06  # of the pool's work to hold: less lets children wait for a fetch, where jobs are of mixed lengths
 VIEW_S = 0.02  # of the second view, while jobs are very short
@@ -74,7 +74,7 @@ class LookAhead:
             self._roll(now)
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] += count
-        if 0.0 < busy < LONGEST:  # a child whose page is full of rubbish may say anything
+        if 0.0 < busy < LONGEST_WAIT_S:  # a child whose page is full of rubbish may say anything
             self._busy[slot] += busy
             self._brief[slot] += min(busy, count * MAX_QUICK_S) if brief is None else brief
         self._last = now

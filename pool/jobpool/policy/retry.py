@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Literal, TypeVar, get_args
 
-from jobpool.errors import ConfigurationError
-from jobpool.message.definition import LONGEST
+from jobpool.errors import LONGEST_WAIT_S, ConfigurationError
 from jobpool.message.names import nearest_word
 from jobpool.message.setting_types import parse_count, parse_number, parse_share, parse_words
 from jobpool.message.units import parse_duration
@@ -137,11 +136,11 @@ class RetryPolicy:
         """Return the seconds to wait before the `retry`-th retry (1-based; less acts as 1). Finite at any number."""
         if self.strategy != "exponential":
             return self.base if self.strategy == "fixed" else 0.0
-        limit = self.max_delay or LONGEST
+        limit = self.max_delay or LONGEST_WAIT_S
         try:
             grown = self.base * self.multiplier ** (max(1, retry) - 1)
         except OverflowError:
-            grown = LONGEST if self.base else 0.0
+            grown = LONGEST_WAIT_S if self.base else 0.0
         # Rounded in decimal, as people write numbers: 1.0005 s goes up to 1.001 s although its binary form is less.
         step = Decimal(repr(self.resolution))
         delay = float((Decimal(repr(min(limit, grown))) / step).to_integral_value(ROUND_HALF_UP) * step)

@@ -58,4 +58,4 @@ def context(
     if batch is not None:
         known["_batch"] = batch
     facts = JobEnvelope(handler, payload, queue, DEFAULT_PRIORITY, *history, meta=known)
-    return RecordedContext(facts, fence=fence, crashes=crashes, deadline=deadline)
+    return RecordedContext(facts, fence=fence, crashes=crashes, deadline=deadline, max_retries=max_retries)

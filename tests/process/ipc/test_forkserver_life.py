@@ -43,11 +43,7 @@ def test_the_table_of_handlers_is_reported_and_the_title_names_the_pool(nurse: N
             "childmains.py",
         ),
         ("bad_syntax", "myapp does not import: SyntaxError: invalid syntax (myapp.py, line 1)", "def report(:"),
-        (
-            "exits",
-            "myapp called sys.exit(5) while it was imported: an app must only define its handlers",
-            "sys.exit(5)",
-        ),
+        ("exits", "myapp does not import: SystemExit: 5", "sys.exit(5)"),
         ("misconfigured", "the app 'myapp' has no handlers: decorate one with @jobpool.handler", ""),
         ("no_such_function", "myapp does not import: AttributeError", "no_such_function"),
     ],

@@ -40,7 +40,7 @@ NO_TTL = (59.999, 43_200.001, 0, -60, math.inf, -math.inf, math.nan, True, "60")
 NO_LIMIT = (0, 21, -1, 1.0, True, "1", None)
 NO_PAGE = (0, 1001, 1.5)
 SECONDS = "60 to 43,200 seconds (12h00m), not"
-MESSAGES = "limit is a whole number from 1 to 20, not"
+MESSAGES = "limit must be a whole number from 1 to 20, not"
 
 REFUSED: list[tuple[str, tuple[Any, ...], Callable[[ClaimStore, Any], Any]]] = [
     (f"ttl is {SECONDS}", (*NO_TTL, None), lambda store, bad: claim(store, ttl=bad)),
@@ -49,7 +49,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], Callable[[ClaimStore, Any], Any]]] = [
     (f"grace is {SECONDS}", NO_TTL, lambda store, bad: store.renew("mails", MINE, ttl=60, grace=bad)),
     (MESSAGES, NO_LIMIT, lambda store, bad: claim(store, limit=bad)),
     (MESSAGES, NO_LIMIT, lambda store, bad: store.pop("mails", bad)),
-    ("max_claims is a whole number from 0 to", (-1, 2**31, 1.5), lambda store, bad: claim(store, max_claims=bad)),
+    ("max_claims must be a whole number from 0 to", (-1, 2**31, 1.5), lambda store, bad: claim(store, max_claims=bad)),
     ("claim's id has 32", ("", MINE[1:], MINE.upper(), 7), lambda store, bad: claim(store, claim_id=bad)),
     ("from 0 to 20, not", (21, 1000), lambda store, bad: store.delete_many("mails", ["a"] * bad)),
     ("1 to 1000, not", NO_PAGE, lambda store, bad: store.list_free("mails", limit=bad)),

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables import row
 
-from jobpool.errors import InvalidJob, Unsupported
-from jobpool.message.definition import LONGEST, JobDefinition
+from jobpool.errors import LONGEST_WAIT_S, InvalidJob, Unsupported
+from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.signing import EnvelopeSigner
 
@@ -141,7 +141,7 @@ def test_what_is_out_of_bounds_is_refused_by_name() -> None:
         ("timeout nan", {"timeout": float("nan")}, r"timeout must be .* not nan"),
         ("timeout bool", {"timeout": True}, r"timeout must be .* not True"),
         ("timeout text", {"timeout": "60"}, r"timeout must be .* not '60'"),
-        ("timeout over a century", {"timeout": LONGEST * 2}, r"timeout must be"),
+        ("timeout over a century", {"timeout": LONGEST_WAIT_S * 2}, r"timeout must be"),
         ("naive", {"scheduled_at": datetime(2026, 1, 1)}, r"scheduled_at 2026-.* has no timezone"),
         ("moment as a number", {"scheduled_at": 1.5}, r"scheduled_at is a datetime, not float"),
         (
@@ -236,7 +236,7 @@ class TestOverASocket:
     @given(
         st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29), timezones=st.timezones() | st.just(UTC)),
         st.integers(0, 255),
-        st.floats(0, LONGEST, exclude_min=True) | st.none(),
+        st.floats(0, LONGEST_WAIT_S, exclude_min=True) | st.none(),
     )
     def test_any_moment_and_number_survive(self, moment: datetime, priority: int, seconds: float | None) -> None:
         job = JobDefinition("r", scheduled_at=moment, priority=priority, timeout=seconds, expires_in=seconds)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from payloads import json_values
 from support.tables import row
 
-from jobpool.errors import InvalidJob, MalformedEnvelope
-from jobpool.message.definition import LONGEST, JobDefinition
+from jobpool.errors import LONGEST_WAIT_S, InvalidJob, MalformedEnvelope
+from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import RULES, WIRE_VERSION, JobEnvelope, complaint, decode, encode, verify
 from jobpool.message.payload import LARGEST_INT
 from jobpool.message.signing import EnvelopeSigner, canonical_of
@@ -178,7 +178,7 @@ WRONG: dict[str, list[Any]] = {
     "schedule": [0],
     "meta": [
         *([], False, "", {"v": 0}, {"v": "1"}, {"v": "2"}, {"v": None}, {"v": True}, {"v": 1.0}),
-        *({"_timeout": value} for value in (-1, LONGEST * 2, 1e300, 10**18, True, "60", None)),
+        *({"_timeout": value} for value in (-1, LONGEST_WAIT_S * 2, 1e300, 10**18, True, "60", None)),
         *({"_expires": value} for value in ("soon", -1)),
         *({"_singleInstance": value} for value in (1, None)),
         *({"_concurrencyKey": value} for value in ("", "x" * 1000, 7)),

@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
+from jobpool.errors import LONGEST_WAIT_S
 from jobpool.message.death import Death
-from jobpool.message.definition import LONGEST, JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, encode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
@@ -101,10 +102,10 @@ def test_verdict() -> None:
         ("Retry at once", judged(RetryAsked(0.0, "now")), Nack(0.0, "now")),
         ("Retry burns an attempt", judged(RetryAsked(90.0, "later"), LAST), Abandon("failed", NONE_LEFT.format(3))),
         ("Retry and no retries", judged(RetryAsked(90.0, "later"), a_lease(0)), Abandon("failed", NONE_LEFT.format(1))),
-        ("Retry in an endless time", judged(RetryAsked(1e300, "later")), Nack(LONGEST, "later")),
+        ("Retry in an endless time", judged(RetryAsked(1e300, "later")), Nack(LONGEST_WAIT_S, "later")),
         ("Snooze burns none", judged(Snoozed(60.0), LAST), Release(60.0)),
         ("Snooze for no time", judged(Snoozed(0.0)), Release(0.1)),
-        ("Snooze for ever", judged(Snoozed(float("inf"))), Release(LONGEST)),
+        ("Snooze for ever", judged(Snoozed(float("inf"))), Release(LONGEST_WAIT_S)),
         ("timeout", judged(TimedOut("stack")), Nack(5.0, "stack")),
         ("last timeout", judged(TimedOut("stack"), LAST), Abandon("timeout", "stack")),
         ("memory limit", judged(MemoryExceeded("2 GiB")), Nack(5.0, "2 GiB")),

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables import row
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import LONGEST_WAIT_S, ConfigurationError
 from jobpool.master.state import FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S
-from jobpool.message.definition import LONGEST
 from jobpool.policy.retry import BackOff, RetryPolicy
 from jobpool.settings import Settings
 
@@ -69,7 +68,7 @@ def test_edges() -> None:
         ("cap 0: no cap", {"base": 1, "max_delay": 0}, 20, 2**19),
         ("cap below 0: no cap", {"base": 1, "max_delay": -1}, 20, 2**19),
         ("retry 5000 gives the cap", {"base": 5, "max_delay": 300}, 5000, 300),
-        ("retry 5000 without cap is finite", {"base": 5, "max_delay": 0}, 5000, LONGEST),
+        ("retry 5000 without cap is finite", {"base": 5, "max_delay": 0}, 5000, LONGEST_WAIT_S),
         ("retry 5000 of nothing", {"base": 0, "max_delay": 0}, 5000, 0),
         ("retry 0 acts as 1", {"base": 5, "max_delay": 300}, 0, 5),
     ]:
