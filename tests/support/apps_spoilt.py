@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -91,6 +92,7 @@ WAYS: dict[str, Callable[[], object]] = {
     "precision": lambda: setattr(decimal.getcontext(), "prec", 3),
     "warnings": lambda: warnings.simplefilter("error"),
     "folder": lambda: os.chdir("/"),
+    "pipe of asyncio": lambda: os.set_blocking(1, False),
 }
 OF_ROOT: dict[str, Callable[[], object]] = {
     "user": lambda: os.setuid(65534),
@@ -118,6 +120,7 @@ def innocent(ctx: jobpool.JobContext) -> None:
     for fd in [os.open(os.devnull, os.O_RDONLY) for _ in range(30)]:
         os.close(fd)
     ROOT_ONLY.read_text()
+    subprocess.run(["head", "-c", str(1 << 18), "/dev/zero"], check=True)
     sys.modules.pop("colorsys", None)
     importlib.import_module("colorsys")
     descend(300)

@@ -79,6 +79,7 @@ class ProcessState:
         if not faulthandler.is_enabled():
             self._tell_crashes()
         os.umask(self._umask)
+        os.set_blocking(self._streams[1][0], True)  # of standard error too, and of what subprocesses get: one open pipe
         if not self._is_root or _working_directory() != self._working_directory:
             os.fchdir(self._folder)
             if self._is_root and _working_directory() != self._working_directory:

@@ -44,11 +44,11 @@ _kept = _Keeper()
 
 
 def awaited(value: Any) -> Any:
-    """Return the value; of a coroutine, its result, or raise its error. Cancel what it leaves in the loop.
+    """Return the value; of an awaitable, its result, or raise its error. Cancel what it leaves in the loop.
 
     Raises `RuntimeError`: this thread runs another event loop.
     """
-    if type(value) is not CoroutineType:
+    if value is None or not hasattr(type(value), "__await__"):  # not only coroutines: those of Cython are a type apart
         return value
     import asyncio  # a child whose handlers are plain functions never pays for it
 
@@ -64,7 +64,8 @@ def awaited(value: Any) -> Any:
             raise
         raise RuntimeError(_BUSY) from None
     finally:
-        value.close()  # does nothing, unless the loop refused to run it
+        if type(value) is CoroutineType:
+            value.close()  # does nothing, unless the loop refused to run it
         if not loop.is_running():  # else somebody's own loop, in which the coroutine could not run
             loop.set_task_factory(None)
             loop.set_exception_handler(None)

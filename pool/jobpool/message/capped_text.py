@@ -57,6 +57,7 @@ def cap_text(text: str, cap: int) -> str:
 
     The mark comes on top. Lone surrogates, which UTF-8 cannot carry, come out as `\\udc80`.
     """
+    text = str.__str__(text)  # plain, where a template engine has a class of its own: frames carry no other
     if len(text) * 4 <= cap and text.isascii():
         return text
     kept = HeadTail(cap)

@@ -22,13 +22,13 @@ def is_queue(name: object) -> TypeGuard[str]:
 
 
 def check_queue(queue: object) -> str:
-    """Return `queue`, or raise `InvalidJob` naming what a queue name may hold."""
+    """Return `queue` as plain text, or raise `InvalidJob` naming what a queue name may hold."""
     if not is_queue(queue):
         raise InvalidJob(
             f"queue name {_shown(queue)} is refused: 1 to 100 letters, digits, '.', '_' or '-',"
             " starting with a letter or digit"
         )
-    return queue
+    return str.__str__(queue)
 
 
 def check_identifier(identifier: str) -> str:
@@ -49,10 +49,10 @@ def check_text(value: object, what: str) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name`, or raise `InvalidJob`; `what` says which name it is."""
+    """Return `name` as plain text, which frames need, or raise `InvalidJob`; `what` says which name it is."""
     if not is_name(name):
         raise InvalidJob(f"{what} {_shown(name)} is refused: 1 to {LONGEST_NAME} printable characters")
-    return name
+    return str.__str__(name)
 
 
 def is_name(value: object) -> bool:

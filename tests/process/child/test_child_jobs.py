@@ -42,6 +42,10 @@ def test_the_context_tells_what_the_frame_said(start_child: Start) -> None:
     assert told == {"attempt": 5, "fence": 3, "crashes": 1, "queue": "default", "id": "0123456789abcdef"}
 
 
+def test_text_of_a_class_of_its_own_is_returned_as_text(child: ChildProcess) -> None:
+    assert child.succeed("render").output == "<p>"
+
+
 @pytest.mark.parametrize(
     ("handler", "payload", "kind", "text"),
     [

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
@@ -336,6 +336,19 @@ def test_off_the_main_thread_a_late_return_is_a_timeout() -> None:
 
 async def answer(ctx: JobContext) -> int:
     return 42
+
+
+class Query:
+    """Work that begins when it is awaited, and is not a coroutine."""
+
+    def __await__(self) -> Generator[None, None, int]:
+        yield from asyncio.sleep(0).__await__()
+        return 42
+
+
+def test_whatever_a_handler_returns_to_be_awaited_is_awaited() -> None:
+    assert attempt(lambda ctx: Query()).output == "42"
+    loops.close()
 
 
 def test_async_handlers_run_on_any_thread() -> None:

@@ -67,3 +67,12 @@ def test_durations_and_sizes_are_shown_short() -> None:
     assert {seconds: format_duration(seconds) for seconds in longer} == longer
     sizes = {0: "0B", 999: "999B", 1000: "1.0K", 812 * 1024: "812K", 4404019: "4.2M", 2**31: "2.0G"}
     assert {size: format_size(size) for size in sizes} == sizes
+
+
+class Markup(str):
+    """Text of a class of its own."""
+
+
+def test_a_name_is_plain_text_whatever_class_of_text_it_was() -> None:
+    """The fork server died when it told of a handler whose name, or queue, was of another class."""
+    assert [type(name) for name in (check_queue(Markup("a")), check_name(Markup("b"), "name"))] == [str, str]
