@@ -30,7 +30,7 @@ from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.polling import POLLIN, poll
 from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, ask_in_turn, open_and_ask
-from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale
+from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale, popped
 from jobpool_backends.redis.records import places_by
 
 Result = TypeVar("Result")
@@ -83,7 +83,7 @@ class NodeLink(ServerLink):
         return connection
 
     def end_wait(self, connection: Connection, limit: float) -> str | None:
-        """Return the key of the element that came, or None. Blocks for up to `limit` seconds."""
+        """Return what came as `popped`, or None. Blocks for up to `limit` seconds."""
         try:
             answer = connection.receive(limit)
         except RedisError as error:
@@ -92,7 +92,7 @@ class NodeLink(ServerLink):
         self._forget(connection)
         connection.used = True
         self._idle_listeners.give_back(connection)
-        return None if answer is None else answer[0].decode()
+        return popped(answer)
 
     def drop_wait(self, connection: Connection) -> None:
         """Give up a wait that was begun, and its connection."""

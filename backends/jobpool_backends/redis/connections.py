@@ -40,6 +40,11 @@ class Stale(Exception):
         self.meaning = meaning
 
 
+def popped(answer: list[bytes] | None) -> str | None:
+    """Return the key of the element that a BLPOP took, None for none; "" for an empty one, which only ends the wait."""
+    return None if answer is None else answer[0].decode() if answer[1] else ""
+
+
 class Script:
     """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source.
 
@@ -86,7 +91,7 @@ class Link(ABC):
 
     @abstractmethod
     def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
-        """Take an element from one of these lists as soon as there is any: its key; None after `timeout` seconds.
+        """Take an element from one of these lists as soon as there is any; see `popped`. None after `timeout` seconds.
 
         None comes up to 0.1 s late: an idle server looks at its clock that often. A silent server is noticed the
         link's own timeout later. `close` in another thread ends the wait with `BackendUnavailable`.
@@ -145,7 +150,7 @@ class ServerLink(Link):
                 self._forget(connection)
 
         answer = self._use(listen, self._idle_listeners)
-        return None if answer is None else answer[0].decode()
+        return popped(answer)
 
     def close(self) -> None:
         if self._idle.is_inherited:

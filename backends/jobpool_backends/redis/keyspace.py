@@ -19,7 +19,7 @@ and `buried`, but in no other set before. From `done` on they are those of the k
 | `record` | hash | by member: all fields but the body and the notes; see below |
 | `body` | hash | by member: the wire bytes, exactly as they were signed, or as posted |
 | `notes` | hash | by member, of those that failed: JSON with `error`, `reason`, `cause`, `forfeited`, `crashed` (µs) |
-| `bell` | list | one element at most; there when something may be ready: waiters block on it |
+| `bell` | list | one element at most; there when something may be ready, or soon is (then empty): waiters block on it |
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
 | `call:…` | string | the answer of a fetch or an edit, and its end; expires by itself after a minute |
 | `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |

@@ -12,7 +12,8 @@ lost delays nobody.
 A fetch that leaves nothing is as good as a look, so the wait after it begins with the pop.
 
 A message that falls due wakes nobody: a look says when the next one does, and a waiter sleeps no longer than that. It
-looks again each `LOOK_INTERVAL_S`, for delays that were shortened meanwhile, and for a waiter that was woken and died.
+looks again each `LOOK_INTERVAL_S`, for a waiter that was woken and died. A message may come that falls due before that
+look, and before all others. Its script puts an empty element on the list, which wakes one waiter to look.
 
 A kept result is a key of its own, which expires by itself. A waiter for one leaves a token beside the ids of the jobs.
 It blocks on a list of its own, to which the script pushes that ends such a job.
@@ -82,7 +83,7 @@ class Waiter:
             if remaining <= 0:
                 return None
             woken = self._keys.link.wait_pop(list(wakes), min(remaining, until_due, LOOK_INTERVAL_S))
-            if woken is not None:
+            if woken:
                 return wakes[woken]
             if time.monotonic() >= give_up and until_due > remaining:
                 return None  # a look here would be the next call's first, once more

@@ -12,7 +12,8 @@ from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
-from jobpool.broker.values import MessageFilter, Verb
+from jobpool.broker.editing import edit, read_changes
+from jobpool.broker.values import Edited, MessageFilter, Verb
 from jobpool.message.settlement import Ack
 from jobpool_backends.redis import RedisBackend
 
@@ -85,6 +86,40 @@ def test_what_is_put_off_rings_nothing(rig: Rig, backend: RedisBackend, verb: st
     getattr(backend, verb)(take(backend)[0], delay=60.0)
     assert rig.holds("bell") == 0
     assert backend.wait_any([QUEUE], 0.05) is None
+
+
+@pytest.mark.parametrize("verb", ["enqueue", "edit", "release", "nack", "move"])
+def test_what_falls_due_first_and_before_a_look_has_one_waiter_look(
+    rig: Rig, threads: ThreadPoolExecutor, verb: str
+) -> None:
+    waiter, other = rig.open(), rig.open()
+    other.enqueue(a_job("later", scheduled_at=at(4e9)))
+    ident = other.enqueue(a_job(queue="others" if verb == "move" else QUEUE, scheduled_at=at(time.time() + 60.0)))
+    lease = new_lease(other)
+    [wait] = asleep(rig, threads, waiter)
+    due = at(time.time() + 0.1)
+    match verb:
+        case "enqueue":
+            other.enqueue(a_job(scheduled_at=due))
+        case "edit":
+            assert edit(other, read_changes(other, due, None, None), [ident]) == {ident: Edited.EDITED}
+        case "move":
+            assert edit(other, read_changes(other, due, None, QUEUE), [ident]) == {ident: Edited.EDITED}
+        case _:
+            getattr(other, verb)(lease, delay=0.1)
+    started = Stopwatch()
+    assert wait.result(10.0) == QUEUE
+    assert started.seconds() < 0.4  # before it would have looked by itself
+    assert len(take(other, 2)) == 1, "it was not told too early"
+
+
+def test_what_falls_due_after_another_or_after_a_look_rings_nothing(rig: Rig, backend: RedisBackend) -> None:
+    backend.enqueue_many([a_job(scheduled_at=at(time.time() + delay)) for delay in (0.7, 60.0)])
+    assert rig.holds("bell") == 0
+    backend.enqueue(a_job(scheduled_at=at(time.time() + 0.3)))
+    rig.call("DEL", rig.key("bell"))
+    backend.enqueue(a_job(scheduled_at=at(time.time() + 0.4)))
+    assert rig.holds("bell") == 0
 
 
 def test_a_bell_that_rings_before_the_sleep_is_heard(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,9 +58,7 @@ local function write_new(q, name, new)
         write_more(q, unpack(each))
     end
     write_many('HSET', named_key(q, 'batched'), new.batched)
-    if #new.ready > 0 then
-        wake_one(q)
-    end
+    wake_for(q, new)
 end
 
 -- An entry of an outbox, with the notes of the message where it comes from.

@@ -69,9 +69,7 @@ local function edit(from, to, name, member, id, priority, due, body)
     local lists = {ready = {}, delayed = {}, later = {}}
     line_up(lists, renamed, score)
     write_line(to, lists)
-    if not score then
-        wake_one(to)
-    end
+    wake_for(to, lists)
     return 'e'
 end
 

@@ -15,3 +15,19 @@ local function write_line(q, lists)
     write_many('ZADD', q.delayed, lists.delayed)
     write_many('ZADD', q.later, scored(0, lists.later))
 end
+
+local LOOK_INTERVAL = 500000 -- µs between two looks of a waiter, which finds by itself what falls due later
+
+-- Wake one waiter for these lists of jobs, if it would be late for them.
+local function wake_for(q, lists)
+    if #lists.ready > 0 then
+        return wake_one(q)
+    elseif #lists.later > 0 then
+        local first, due = unpack(call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES'))
+        for _, member in ipairs(tonumber(due) < now + LOOK_INTERVAL and lists.later or {}) do
+            if member == first then
+                return wake_one(q, '')
+            end
+        end
+    end
+end

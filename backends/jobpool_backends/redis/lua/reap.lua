@@ -86,9 +86,7 @@ write_many('HSET', q.record, work.changes)
 write_line(q, work)
 bury(q, work.dead)
 write_many('ZREM', q.leased, work.members)
-if #work.ready > 0 then
-    wake_one(q)
-end
+wake_for(q, work)
 end_members(q, work.dead, 'failed')
 end_batches(q)
 cap_dead(q, tonumber(ARGV[9]), tonumber(ARGV[10]))

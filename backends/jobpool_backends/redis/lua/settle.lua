@@ -152,9 +152,7 @@ local function write(q, work)
     write_many('ZADD', q.leased, scored(now, work.forfeited))
     write_many('ZREM', q.leased, work.ended)
     write_many('ZREM', q.leased, work.left)
-    if #work.ready > 0 then
-        wake_one(q)
-    end
+    wake_for(q, work)
     if #work.dead > 0 then
         notify_ended(q, work.dead_ids)
         cap_dead(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
