@@ -107,7 +107,7 @@ def _written_to(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
+        raise ConfigurationError(f"{directory.absolute()} cannot be written: {error.strerror}") from error
 
 
 def _defaults(text: str) -> str:

@@ -391,8 +391,11 @@ def logged_failure(log_format: str, event: str) -> Iterator[None]:
 
 
 def _hinted(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
-    """Say what was meant by an option that is a setting, and that this verb has no use for."""
+    """Say what was meant by an option that this verb has no use for: a setting, or `--wait`."""
     name = error.option_name
+    if name == "--wait":
+        how = "`jobpool result ID --timeout 30s` waits for the result of a job that has a --result-ttl"
+        return click.UsageError(f"No such option {name!r}; {how}", ctx)
     one = next((one for one in SETTINGS.values() if name in (one.flags or ())), None)
     if one is None:
         return error

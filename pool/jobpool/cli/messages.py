@@ -289,7 +289,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...]) -> No
     waits = [name for name, counts in found.items() if counts.unattended and name not in served]
     if waits and backend.capabilities.exact_counts:  # else leased jobs count as waiting
         start = f"`jobpool --queue {','.join(waits[:MAX_NAMED])}{'' if settings.apps else ' --app YOUR_APP'}`"
-        note(f"no pool on this machine serves {listed(waits)}: their jobs wait until one does, such as {start}")
+        note(f"no pool on this machine serves {listed(waits)}: jobs wait there until one does, such as {start}")
 
 
 @click.command("reap", cls=Command)

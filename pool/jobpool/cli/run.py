@@ -85,7 +85,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     if not session.names_backend():
         _tell_default(pool, config)
     if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
-        log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
+        log.warning("messages are not signed", extra={"mend": "set signing_key: anyone at the broker can enqueue"})
     warn_of_secrets(pool, config)
     if watch:
         from jobpool.cli import watch as watcher

@@ -47,7 +47,7 @@ def health(session: Session) -> int:
 
 def _no_pool(name: str | None, directory: str) -> str:
     called = f" called {name!r}" if name else ""
-    return f"no pool{called} runs on this machine as far as {directory} tells; `jobpool run` starts one"
+    return f"no pool{called} of this user runs on this machine (looked in {directory}); `jobpool run` starts one"
 
 
 def tell(health: Health) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from jobpool.broker.values import Leases
@@ -14,6 +15,7 @@ from jobpool.master.state import Pool, Stopping
 from jobpool.message import outcome as ended
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
+from jobpool.message.names import listed, nearest_word
 from jobpool.message.outcome import NotRun, Outcome, Succeeded
 from jobpool.message.printable import headline
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Release, Settled, Settlement
@@ -24,6 +26,8 @@ from jobpool.telemetry.metrics.catalogue import MARGIN, SETTLE
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
+
+_nearest = lru_cache(maxsize=100)(nearest_word)  # a flood of such jobs must not cost the master's time
 
 MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are shown where a success is told
 MORE = "`jobpool inspect {}` shows all of the error"
@@ -96,8 +100,9 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
         delivery.timeout = timeout_of(envelope.timeout, info.timeout, settings.default_timeout, settings.max_timeout)
         return None
     if delivery.lease.id not in pool.unknown_since:
-        known = ", ".join(sorted(name for name, info in pool.handlers.items() if info.enabled)) or "none"
-        fields = {"handler": envelope.job, "id": delivery.lease.id, "known": known}
+        known = tuple(sorted(name for name, info in pool.handlers.items() if info.enabled))
+        near = {"nearest": name} if (name := _nearest(envelope.job, known)) else {}
+        fields = {"handler": envelope.job, "id": delivery.lease.id, **near, "known": listed(known) or "none"}
         waits = format_duration(settings.unknown_handler_grace).removesuffix("00s")
         pool.note("warning", "no such handler here; the job waits for one", **fields, waits=waits)
     return ended.UnknownHandler(envelope.job, pool.unknown_for(delivery.lease.id))

@@ -256,7 +256,8 @@ def verify(envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
         e = envelope
         signed = (e.job, e.payload, e.queue, e.priority, e.max_retries, e.name, e.identifier, e.idempotency_key, e.meta)
         if not signer.verify(canonical(signed), e.sig):
-            raise BadSignature("the signature is wrong" if e.sig else "the signature is missing")
+            why = "wrong: signed with another key, or changed" if e.sig else "missing: it was enqueued without a key"
+            raise BadSignature(f"the signature is {why}")
     if envelope.queue != queue:
         raise MalformedEnvelope(f"the message was sent to queue {envelope.queue!r} and fetched from {queue!r}")
 

@@ -50,7 +50,7 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     app.write_text(APP % 0)
     enqueued(shell, "--app", "jobs.py", "report", "customer=7")
     shell.enqueue("nobody", queue="typo")
-    assert "no pool on this machine serves reports, typo: their jobs wait until one does" in shell.call("stats").stderr
+    assert "no pool on this machine serves reports, typo: jobs wait there until one does" in shell.call("stats").stderr
 
     pool = shell.start("--app", "jobs.py", "-w", "1")
     wait_until(lambda: "no pool here fires them" in shell.log(), what="it has looked round")
@@ -87,7 +87,7 @@ def test_of_many_queues_that_nothing_serves_ten_are_named(shell: Shell) -> None:
     for number in range(12):
         shell.enqueue("nobody", queue=f"typo{number:02d}")
     told = shell.call("stats").stderr
-    assert "typo08, typo09 and 2 more: their jobs wait" in told
+    assert "typo08, typo09 and 2 more: jobs wait there" in told
     assert "typo10" not in told
 
 

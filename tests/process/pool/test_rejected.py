@@ -34,7 +34,7 @@ def test_without_keys_every_message_is_taken_and_a_warning_is_said_once_where_ot
     said = pool.log("messages are not signed")
     assert len(said) == (0 if rig.url.startswith("sqlite") else 1)
     assert [entry["level"] for entry in said] == ["warning"] * len(said)
-    assert {entry["mend"] for entry in said} <= {"set signing_key: who reaches the broker can enqueue"}
+    assert {entry["mend"] for entry in said} <= {"set signing_key: anyone at the broker can enqueue"}
 
 
 def test_a_pool_warns_of_a_file_of_keys_that_everybody_reads(rig: Rig, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from jobpool.errors import ConfigurationError
     ("words", "code", "sentence"),
     [
         (["--wrokers", "4"], 2, "No such option '--wrokers'. (Did you mean"),
+        (["enqueue", "report", "--wait"], 2, "No such option '--wait'; `jobpool result ID --timeout 30s` waits"),
         (["stats", "--jsno"], 2, "No such option '--jsno'"),
         (["statz"], 2, "'statz' is not a verb of jobpool; did you mean 'stats'?"),
         (["pruge"], 2, "'pruge' is not a verb of jobpool; did you mean 'purge'?"),
@@ -148,8 +149,8 @@ from jobpool.errors import ConfigurationError
         (["edit", "queue:reports", "--move", "no such name!", "--yes"], 2, "queue name 'no such name!' is refused"),
         (["list", "colour:red"], 2, "there is no filter key 'colour'"),
         (["list", "state:gone"], 2, "there is no state 'gone': use one of waiting, delayed, leased, dead"),
-        (["health"], 3, "no pool runs on this machine"),
-        (["top", "--once"], 1, "no pool runs on this machine"),
+        (["health"], 3, "no pool of this user runs on this machine"),
+        (["top", "--once"], 1, "no pool of this user runs on this machine"),
     ],
 )
 def test_one_sentence_and_the_exit_code(jobpool: Jobpool, words: list[str], code: int, sentence: str) -> None:
@@ -201,7 +202,7 @@ def test_a_probe_looks_for_pools_although_the_configuration_file_is_broken_by_no
     monkeypatch.delenv("JOBPOOL_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     Path("jobpool.toml").write_text("broken [\n")
-    assert f"as far as {tmp_path}/jobpool tells" in jobpool("health", code=3).stderr
+    assert f"(looked in {tmp_path}/jobpool)" in jobpool("health", code=3).stderr
 
 
 def test_a_traceback_only_when_asked_for(jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,7 +348,7 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
 def test_init_leaves_nothing_half_written(jobpool: Jobpool, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").symlink_to("nowhere/jobs.py")  # cannot be written, as on a full disk
     result = jobpool("init")
-    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
+    assert (result.exit_code, f"{tmp_path} cannot be written" in result.stderr) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.py"]
 
 

@@ -207,6 +207,8 @@ def test_the_grace_of_a_stop() -> None:
         if found.is_bad:
             assert supervisor is not None, (supervisor, stop_grace)
             assert f"set {supervisor.setting} to {stop_grace + 5:.0f} s or more" in found.mend, (supervisor, stop_grace)
+            tells = f"{machine.STOP_VARIABLE}={stop_grace + 5:.0f} here" in found.mend
+            assert tells is not supervisor.known, (supervisor, stop_grace)
 
 
 @pytest.fixture
@@ -254,9 +256,15 @@ def test_systemd_that_does_not_answer_is_passed_over(root: Path, monkeypatch: py
 def test_who_supervises(root: Path, environ: dict[str, str], docker: bool, name: str | None, seconds: float) -> None:
     if docker:
         (root / ".dockerenv").touch()
+        (root / "proc/self/mountinfo").write_text("31 30 8:1 /hosts /etc/hosts rw - ext4 /dev/sda1 rw\n")
     found = find_supervisor(environ, root)
     assert (found and found.name) == name
     assert not found or found.seconds == seconds
+
+
+def test_an_unpacked_image_is_not_a_container(root: Path) -> None:
+    (root / ".dockerenv").touch()
+    assert find_supervisor({}, root) is None
 
 
 def test_times_as_systemd_writes_them() -> None:

@@ -392,11 +392,13 @@ class TestHandingOut:
 
     def test_an_unknown_handler_waits_for_a_deploy(self) -> None:
         stage = Stage().boot()
-        stage.lease("nobody")
+        stage.pool.handlers |= {f"h{number}": stage.pool.handlers["report"] for number in range(20)}
+        stage.lease("reprot")
         settlement = stage.verdict(Release)
         assert settlement.delay > 0
         [note] = [note for note in stage.pool.notes if note.event.startswith("no such handler here")]
-        assert (note.fields["handler"], note.fields["waits"]) == ("nobody", "10m")
+        assert (note.fields["handler"], note.fields["nearest"], note.fields["waits"]) == ("reprot", "report", "10m")
+        assert len(note.fields["known"]) < 100
 
     def test_one_that_died_of_that_and_is_retried_waits_once_more(self) -> None:
         stage = Stage().boot()

@@ -107,7 +107,7 @@ def _no_key(check: str, url: str) -> Finding:
         return Finding(check, Level.NOTE, "no signing key, and whether others reach the broker is not known")
     if scheme in LOCAL:
         return Finding(check, Level.OK, f"no signing key, and only this machine's users reach {scheme}://")
-    why = "who reaches the broker can have any handler run with any payload"
+    why = "anyone who reaches the broker can have any handler run with any payload"
     mend = "set signing_key in the pools and where jobs are enqueued (`openssl rand -hex 32`)"
     return Finding(check, Level.PROBLEM, f"no signing key, on a broker that others can reach ({scheme}://)", why, mend)
 

@@ -65,8 +65,10 @@ def judge_stop(stop_grace: float, supervisor: Supervisor | None) -> Finding:
     found = f"{waits}{'' if supervisor.known else ' unless told otherwise'}, and stop_grace is {stop_grace:.12g} s"
     if supervisor.seconds >= stop_grace + STOP_MARGIN_S:
         return Finding("stop-grace", Level.OK, found)
-    why = "it kills the pool in the middle of its stop: a crash for what runs, which then waits for its lease to end"
-    mend = f"set {supervisor.setting} to {math.ceil(stop_grace + 5)} s or more"
+    why = "it kills the pool before its stop is over: running jobs are charged a crash, and wait for `ttl`"
+    wanted = math.ceil(stop_grace + 5)
+    tell = "" if supervisor.known else f" and {STOP_VARIABLE}={wanted} here"
+    mend = f"set {supervisor.setting} to {wanted} s or more{tell}"
     lower = supervisor.seconds - STOP_MARGIN_S
     if lower > 0:
         mend += f", or stop_grace to {lower:.12g} or less"
@@ -85,7 +87,7 @@ def find_supervisor(environ: Mapping[str, str], root: Path) -> Supervisor | None
         return Supervisor(f"systemd ({unit})", seconds, "TimeoutStopSec")
     if "KUBERNETES_SERVICE_HOST" in environ:
         return Supervisor("Kubernetes", KUBERNETES_GRACE_S, "terminationGracePeriodSeconds", known=False)
-    if (root / ".dockerenv").exists():
+    if (root / ".dockerenv").exists() and " /etc/hosts " in _read(root / "proc/self/mountinfo"):  # no unpacked image
         setting = "the time of docker stop (stop_grace_period in compose)"
         return Supervisor("docker", DOCKER_GRACE_S, setting, known=False)
     return None
