@@ -75,6 +75,7 @@ MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {
     "help": "--help",
     "info": "stats",
     "ls": "list",
+    "ps": "top",
     "push": "enqueue",
     "requeue": "dead retry",
     "retry": "dead retry",
@@ -91,6 +92,11 @@ SIGNALS = dict.fromkeys(("quit", "stop"), "Ctrl-C, or the signal TERM, stops a p
 
 MEANT_OPTIONS = {"-n": "--limit", "--name": "--job-name"}
 """Options that mean the pool's name, and what they are taken for where they do not."""
+
+INSTEAD = {  # of options that others have
+    "--reload": "`--watch` reloads a pool when a file of its app is saved",
+    "--wait": "`jobpool result ID --timeout 30s` waits for the result of a job that has a --result-ttl",
+}
 
 NEAR = 0.7
 """How alike a word and a verb must be (difflib) for a hint. A verb is only named for its own misspelling: `remove` does
@@ -391,11 +397,10 @@ def logged_failure(log_format: str, event: str) -> Iterator[None]:
 
 
 def _hinted(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
-    """Say what was meant by an option that this verb has no use for: a setting, or `--wait`."""
+    """Say what was meant by an option that this verb has no use for: a setting, or one that others have."""
     name = error.option_name
-    if name == "--wait":
-        how = "`jobpool result ID --timeout 30s` waits for the result of a job that has a --result-ttl"
-        return click.UsageError(f"No such option {name!r}; {how}", ctx)
+    if name in INSTEAD:
+        return click.UsageError(f"No such option {name!r}; {INSTEAD[name]}", ctx)
     one = next((one for one in SETTINGS.values() if name in (one.flags or ())), None)
     if one is None:
         return error

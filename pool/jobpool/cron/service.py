@@ -228,8 +228,8 @@ def schedules_of(options: ChildOptions, *, may_be_empty: bool = False) -> list[S
     schedulers = [scheduler for scheduler in known_schedulers() if scheduler.entries]
     if not (schedulers or may_be_empty):
         raise ConfigurationError(
-            f"{', '.join(options.apps)} declares no schedule: make a scheduler = jobpool.Scheduler() at the top of a"
-            " module, and define jobs with it"
+            f"the app {', '.join(options.apps)} declares no schedule: make a scheduler = jobpool.Scheduler() at the top"
+            " of a module, and define jobs with it"
         )
     return schedulers
 

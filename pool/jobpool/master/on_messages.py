@@ -26,7 +26,6 @@ from jobpool.telemetry.metrics.catalogue import MARGIN, SETTLE
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
-
 _nearest = lru_cache(maxsize=100)(nearest_word)  # a flood of such jobs must not cost the master's time
 
 MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are shown where a success is told

@@ -81,7 +81,7 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
         (["--max-crashes", "0"], {}, "crashes", "warning", "for ever"),
         (["-Q", "a", "--rate-limit", "mail=5"], {}, "settings", "warning", "does not serve"),
         ([], {"JOBPOOL_SIGNING_KEY": "short"}, "signing-key", "problem", "fewer than 16"),
-        (["--stop-grace", "60"], {"TIMEOUT_STOP_SEC": "30"}, "stop-grace", "problem", "in the middle of its stop"),
+        (["--stop-grace", "60"], {"TIMEOUT_STOP_SEC": "30"}, "stop-grace", "problem", "before its stop is over"),
         ([], {"TZ": "Mars/Olympus"}, "time-zone", "warning", "names no zone"),
         (["-A", "absent.jobs"], {}, "handlers", "problem", "no module 'absent'"),
         (["-b", "nonsense"], {}, "broker", "problem", "is not a URL: write scheme://"),

@@ -18,6 +18,7 @@ from jobpool.errors import ConfigurationError
     [
         (["--wrokers", "4"], 2, "No such option '--wrokers'. (Did you mean"),
         (["enqueue", "report", "--wait"], 2, "No such option '--wait'; `jobpool result ID --timeout 30s` waits"),
+        (["--reload"], 2, "No such option '--reload'; `--watch` reloads a pool"),
         (["stats", "--jsno"], 2, "No such option '--jsno'"),
         (["statz"], 2, "'statz' is not a verb of jobpool; did you mean 'stats'?"),
         (["pruge"], 2, "'pruge' is not a verb of jobpool; did you mean 'purge'?"),
