@@ -71,6 +71,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     linux.ends_with_terminal()  # looked for while it is there
     _take_early(ctx, _hang_up, signal.SIGHUP)
+    _take_early(ctx, lambda *_: None, signal.SIGTTIN, signal.SIGTTOU)  # they would stop this process, until a SIGCONT
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()

@@ -30,7 +30,8 @@ def test_it_reloads_when_a_file_is_saved_and_survives_one_that_does_not_load(she
     app.write_text(APP.format(text="old"))
     pool = shell.start("--app", "jobs", "--workers", "1", "--watch")
     wait_until(lambda: "pool starts" in (shell.directory / "pool.log").read_text(), 30.0, "it starts")
-    pool.send_signal(signal.SIGHUP)  # so early it is not yet a reload, and must not end the pool
+    for number in (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
+        pool.send_signal(number)  # so early it asks for nothing yet, and must neither end nor stop the pool
 
     def runs(text: str) -> None:
         wait_until(lambda: _enqueued_and_said(shell, said, text), 30.0, f"a job says {text}")
