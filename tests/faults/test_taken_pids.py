@@ -27,7 +27,7 @@ BY_NUMBER = {
     ("jobpool/ipc/linux.py", "die_with_parent"): "itself",
     ("jobpool/ipc/linux.py", "kill"): "a child that nobody else collects: its callers answer for that",
     ("jobpool/ipc/linux.py", "kill_group"): "the group of such a child: its callers answer for that",
-    ("jobpool/ipc/fork_client.py", "ForkServerClient._kill"): "the group of its own child, seen alive just before",
+    ("jobpool/ipc/fork_client.py", "ForkServerClient.kill"): "the group of its own child, seen alive just before",
     (
         "jobpool/ipc/scheduler_process.py",
         "SchedulerProcess.__init__",
