@@ -19,8 +19,8 @@ it. Once its claim has ended, its holder cannot delete it without a new claim.
 
 Ends are exact: a claim or a life ends at its moment, for every caller. The clean-up follows with the next call of
 `claim`, `pop`, `list_free`, `stats` or `QueueBackend.reap`, up to 1,000 messages at a time. Until then
-`QueueBackend.stats` counts messages of an ended claim as leased, and no pool fetches them. A given id is known for
-`ENQUEUE_MEMORY` seconds after the end itself.
+no pool fetches messages of an ended claim, and `QueueBackend.stats` counts them as leased; on Redis it cleans up first.
+A given id is known for `ENQUEUE_MEMORY` seconds after the end itself.
 
 Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known) and blocks for one round
 trip; all but `pop` are safe to call again. A number out of its bounds is a `ValueError`, which names them.
