@@ -178,7 +178,7 @@ class RedisUser(Access):
                 for order in orders:
                     client.execute_command(*order.format(name=self.name, password=self._password).split())
         except RedisError as error:
-            raise AccessFailed(headline(str(error)) or type(error).__name__) from error
+            raise _refusal(error) from error
 
     def check(self) -> None:
         self.obey(["PING"], url=self.url)
@@ -230,7 +230,11 @@ class PostgresUser(Access):
             with psycopg.connect(**limits | read_address(url).parameters, autocommit=True) as connection:
                 yield connection
         except psycopg.Error as error:
-            raise AccessFailed(headline(str(error)) or type(error).__name__) from error
+            raise _refusal(error) from error
+
+
+def _refusal(error: Exception) -> AccessFailed:
+    return AccessFailed(headline(str(error)) or type(error).__name__)
 
 
 class BrokerRestart:

@@ -211,6 +211,7 @@ def test_a_pool_that_ends_by_itself_is_told_of_and_started_again(shared: FleetRi
     told = shared.until(lambda: pool.pid not in (0, pid), "another is started")
     [end] = [end for end in shared.fleet.unexpected if end.pid == pid]
     assert (end.pool, end.status) == ("pool1", -signal.SIGKILL)
+    assert end.said
     assert end.said in pool.log_path.read_text()
     assert f"pool1 (pid {pid}) has ended with status -9, and nobody had told it to" in told
     assert [entry["expected"] for entry in shared.record("ended") if entry["pids"] == [pid]] == [False]

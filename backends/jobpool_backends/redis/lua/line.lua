@@ -16,7 +16,7 @@ local function write_line(q, lists)
     write_many('ZADD', q.later, scored(0, lists.later))
 end
 
-local LOOK_INTERVAL = 500000 -- µs between two looks of a waiter, which finds by itself what falls due later
+local LOOK_INTERVAL = 500000 -- µs, as `LOOK_INTERVAL_S`: a waiter finds by itself what falls due after its next look
 
 -- Wake one waiter for these lists of jobs, if it would be late for them.
 local function wake_for(q, lists)
