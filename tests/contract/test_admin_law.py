@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs("leases")
 def one_of_each(harness: Harness, backend: QueueBackend) -> dict[State, str]:
     """A dead, a leased, a waiting and a delayed message, in this order; their ids."""
     dead, leased, waiting = backend.enqueue_many(
-        [a_job("Dead", handler="render"), a_job("leased"), a_job("waiting", priority=9)]
+        [a_job("Perished", handler="render"), a_job("leased"), a_job("waiting", priority=9)]
     )
     delayed = backend.enqueue(a_job("delayed", scheduled_at=at(harness.now() + 100)))
     first, _ = backend.fetch_many(QUEUE, limit=2, ttl=50.0)
@@ -225,7 +225,7 @@ FILTERS = {
     "all states": (MessageFilter(queue=QUEUE, states=tuple(State)), "DLWd"),
     "reason": (MessageFilter(reason="timeout"), "D"),
     "part of a reason": (MessageFilter(reason="time"), ""),
-    "text in the body, other case": (MessageFilter(text="dead"), "D"),
+    "text in the body, other case": (MessageFilter(text="pERISHED"), "D"),
     "text in the error": (MessageFilter(text="too slow"), "D"),
     "text and state": (MessageFilter(text="WAITING", states=(State.WAITING,)), "W"),
     "text with odd characters": (MessageFilter(text="100%_\\"), ""),

@@ -65,7 +65,7 @@ def cut_off(rig: Rig, *pools: PoolProcess) -> tuple[PoolProcess, float]:
         rig.wait_drained()
     done = [line for line in rig.ends() if line.id in (held, waiting)]
     assert len(done) == 1, "the one that waited, or the one that was cut off: whichever was there first"
-    assert killed < done[0].at < killed + BOUND + stalls.seconds
+    assert killed < done[0].at < killed + BOUND + stalls.allowance
     assert [line.crashes for line in rig.starts(held)[1:]] == [1] * (done[0].id == held)
     return survivor, done[0].at - killed
 

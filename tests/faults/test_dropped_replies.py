@@ -159,7 +159,7 @@ def test_what_a_fetch_has_leased_that_is_never_asked_again_comes_back_after_the_
     assert [line.pid for line in rig.lines("fetched", held)] == [other.pid], "it was not seen before"
     assert (start.fence, start.attempt, start.crashes) == (2, 1, 1)
     figure("leased by a lost fetch, there again after", start.at - asked, "s")
-    assert TTL < start.at - asked < BACK_WITHIN + stalls.seconds
+    assert TTL < start.at - asked < BACK_WITHIN + stalls.allowance
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.faultmoves import Figure, start_pools, stop_all
 from support.poolrig import APP, Rig, wait_gone
-from support.stalls import PROCESSES, Stalls
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 MISUSE = str(APP.with_name("apps_misuse.py"))
@@ -43,7 +43,7 @@ def test_a_job_that_grows_past_the_limit_is_killed_as_a_failed_attempt(rig: Rig,
     assert len(waits) >= 2, "two of four at least were above the limit for long enough to say so"
     for seconds in waits:
         figure("killed and settled after it had grown", seconds, "s")
-        assert seconds < SAMPLE + SLACK + PROCESSES * stalls.seconds  # sampler, master and fork server, in a row
+        assert seconds < SAMPLE + SLACK + stalls.allowance
     assert len(rig.starts(steady)) == len(rig.ends(steady)) == 1, "its neighbours go on"
     wait_gone([line.pid for ident in ids for line in rig.starts(ident)], GONE)
     rig.account().assert_once_each()

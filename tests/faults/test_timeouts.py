@@ -101,8 +101,7 @@ def is_killed_in_time(rig: Rig, pools: list[PoolProcess], how: str, figure: Figu
     figure("killed after timeout + grace, by the pools' own measure", overrun, "s")
     figure("killed, settled and replaced after timeout + grace", replaced, "s")
     assert overrun > 0.0
-    # Twice: what the machine keeps waiting is first the child that is killed, and then the one in its place.
-    bound = SLACK + (FREEING if how == LARGE else 0.0) + 2 * stalls.seconds
+    bound = SLACK + (FREEING if how == LARGE else 0.0) + stalls.allowance
     assert max(late, replaced) < bound, (how, late, replaced, stalls.seconds)
     assert_failed_once(rig, ident)
     assert_named(rig, ident, how, timeout, has_stack=overrun < MAX_DUMP_S)
@@ -153,8 +152,8 @@ def test_every_way_to_resist_the_alarm_ends_in_time(rig: Rig, pools: list[PoolPr
     for seconds in early:
         figure("ended after the timeout where the alarm is met", seconds, "s")
     figure("killed and settled after timeout + grace, the latest", max(late), "s")
-    assert max(early) < SLACK + stalls.seconds, (ended, stalls.seconds)
-    assert max(late) < SLACK + stalls.seconds, (ended, stalls.seconds)
+    assert max(early) < SLACK + stalls.allowance, (ended, stalls.seconds)
+    assert max(late) < SLACK + stalls.allowance, (ended, stalls.seconds)
     wait_replaced(pools)
 
 
@@ -184,11 +183,13 @@ def test_handlers_that_end_at_their_timeout_are_one_thing_or_the_other(
     """
     timeout = 0.02
     racing, next_ones, overdue = [], [], []
-    for step in range(-10 * ROUNDS, 10 * ROUNDS):
-        seconds = timeout + step * 0.0002 / ROUNDS
+    near = [step * 0.0002 / ROUNDS for step in range(-10 * ROUNDS, 10 * ROUNDS)]
+    early = [-timeout * tenth / 10 for tenth in range(2, 11)]  # on a busy machine all that are near come too late
+    for beyond in early + near:
+        seconds = timeout + beyond
         ids = rig.enqueue_many("work", [{"seconds": seconds}] * 2, timeout=timeout)
         racing += ids
-        overdue += ids if step > 0 else []
+        overdue += ids if beyond > 0 else []
         next_ones += rig.enqueue_many("work", [{"seconds": 0.001}])
     rig.wait_drained()
     dead = {ident: message for ident, message in rig.dead().items() if ident in racing or ident in next_ones}

@@ -357,7 +357,9 @@ class Rig(AbstractContextManager["Rig"]):
             while left := self.processes():
                 stalls.look()
                 after = looked_at - begun
-                assert after < limit + stalls.seconds, f"{left} alive after {after:.2f} s, {stalls.seconds:.2f} stalled"
+                assert after < limit + stalls.allowance, (
+                    f"{left} alive after {after:.2f} s, {stalls.seconds:.2f} s stalled"
+                )
                 time.sleep(0.01)
                 looked_at = time.monotonic()
 

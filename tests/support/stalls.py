@@ -25,6 +25,7 @@ class Stalls:
     Attributes:
         seconds: So far, all such waits together.
         longest: The longest of them.
+        allowance: How much later than on an idle machine a thing may have happened.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,10 @@ class Stalls:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+
+    @property
+    def allowance(self) -> float:
+        return PROCESSES * self.seconds
 
     def look(self) -> None:
         """Count the wait that has not ended, if there is one."""
@@ -82,7 +87,7 @@ class Stopwatch:
     def stalled(self) -> float:
         """Return how much later than on an idle machine a thing may have happened by now."""
         self._stalls.look()
-        return PROCESSES * self._stalls.seconds
+        return self._stalls.allowance
 
     def seconds(self) -> float:
         """Return the seconds until now that an idle machine would have taken as well, or fewer."""
