@@ -426,6 +426,8 @@ class Jobs:
 
         from jobpool.client.awaited import Waits
 
+        if producer.process.of_child is not None:
+            raise Unsupported(NO_LOOK)  # not by a thread: it would stay after the attempt, and cost the child
         loop = asyncio.get_running_loop()
         if loop not in self._waits_by_loop:
             self._waits_by_loop[loop] = Waits(lambda: self.backend)

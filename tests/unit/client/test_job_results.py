@@ -254,3 +254,14 @@ def test_an_error_of_the_broker_reaches_all_who_wait(jobs: Jobs, monkeypatch: py
 
     monkeypatch.setattr(jobs.backend, "wait_ended", wait_ended)
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("in_child")
+def test_a_job_that_awaits_others_is_refused_without_a_thread_that_would_cost_its_child() -> None:
+    awaited._threads.cache_clear()  # else a thread of another test may take the call
+    before = set(threading.enumerate())
+    with Jobs() as jobs:
+        for call in (jobs.aresult("a-job", 0), jobs.await_all(["a-job"], 0)):
+            with pytest.raises(Unsupported, match="a job cannot look into the broker"):
+                asyncio.run(call)
+    assert set(threading.enumerate()) <= before
