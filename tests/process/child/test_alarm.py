@@ -178,10 +178,10 @@ def test_it_is_quiet_for_half_of_the_grace() -> None:
     patient.arm(0.1)
     patient.call(swallow, None)
     patient.disarm()
-    first, second, third = times
+    first, second, third = times  # at ticks of one timer: one that is late brings the next no later
     assert first >= 0.1
     assert second >= 0.4
-    assert third - second >= 0.05
+    assert third >= 0.5
 
 
 def test_what_tells_the_loop_is_called_before_it_raises(alarm: Alarm) -> None:

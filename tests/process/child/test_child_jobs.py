@@ -134,7 +134,7 @@ def test_the_page_names_the_nonce_while_the_job_runs(child: ChildProcess) -> Non
 
 
 def test_a_frame_that_was_not_read_can_be_taken_back(child: ChildProcess) -> None:
-    child.send("hang_sleep", timeout=0.5)
+    child.send("hang_sleep", timeout=3.0)  # so long that what waits behind it is taken back first
     child.send("noop")
     wait_until(lambda: child.page.nonce == 1)
     child.work_reading.recv(100_000)

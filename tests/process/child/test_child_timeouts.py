@@ -64,7 +64,7 @@ def test_what_resists_and_returns_late_has_timed_out(start_child: Start, handler
 
 @pytest.mark.parametrize("how", DISARMED)
 def test_the_next_job_has_its_alarm_again(how: str, child: ChildProcess) -> None:
-    child.succeed("disarm", {"how": how}, timeout=TIMEOUT)
+    child.succeed("disarm", {"how": how}, timeout=5.0)
     assert child.run("hang_sleep", timeout=TIMEOUT).kind is ResultKind.TIMEOUT
 
 

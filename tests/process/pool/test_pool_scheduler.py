@@ -128,7 +128,7 @@ def test_it_dies_with_the_master(rig: Rig) -> None:
     companion = the_one(pool)
     pool.send(signal.SIGKILL)
     pool.wait()
-    wait_until(lambda: not is_alive(companion), 5.0, "the scheduler is dead")
+    wait_until(lambda: not is_alive(companion), what="the scheduler is dead")
     rig.assert_no_processes_left()
 
 

@@ -26,7 +26,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetRig]:
     with fleet_rig(tmp_path_factory.mktemp("fleet"), url) as rig:
         yield rig
         assert rig.fleet.stop_all(LIMIT) == {"pool1": 0, "pool2": 0}
-        wait_until(lambda: not rig.fleet.processes(), 2.0, "no process is left")
+        wait_until(lambda: not rig.fleet.processes(), what="no process is left")
 
 
 @pytest.fixture

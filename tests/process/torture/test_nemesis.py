@@ -30,7 +30,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetRig]:
     with fleet_rig(directory, f"sqlite:///{directory}/jobpool.db", moved=True, restart_broker="exit 3") as rig:
         yield rig
         assert rig.fleet.stop_all(LIMIT) == {"pool1": 0, "pool2": 0}
-        wait_until(lambda: not rig.fleet.processes(), 2.0, "no process is left")
+        wait_until(lambda: not rig.fleet.processes(), what="no process is left")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def rig(shared: FleetRig) -> Iterator[FleetRig]:
     shared.assert_healed()
     assert "T" not in states(shared)
     assert shared.fleet.unexpected[before:] == []
-    wait_until(lambda: not orphans(shared.fleet), 2.0, "no process is left without a master")
+    wait_until(lambda: not orphans(shared.fleet), what="no process is left without a master")
 
 
 def states(rig: FleetRig) -> str:

@@ -9,11 +9,13 @@ import greenstalk
 import pytest
 from beanstalk_clients import Clients, one
 from support.jobs import QUEUE, a_job
+from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
 from jobpool.message.settlement import Ack
 from jobpool_backends.beanstalk import BeanstalkBackend
+from jobpool_backends.beanstalk.wait import RESERVE_S
 from jobpool_torture.network import Proxy
 
 
@@ -85,7 +87,7 @@ def test_waits_in_a_row_cost_one_command_a_second(clients: Clients) -> None:
     before, began, used = reserves(clients), time.monotonic(), time.process_time()
     while time.monotonic() - began < 0.3:
         assert backend.wait_any([QUEUE], 0.03) is None
-    assert reserves(clients) - before <= 2
+    assert reserves(clients) - before <= 2 + time.monotonic() - began
     assert time.process_time() - used < 0.3 * (time.monotonic() - began)
 
 
@@ -138,12 +140,13 @@ def test_who_holds_leases_never_waits_behind_a_reserve(clients: Clients) -> None
     backend.enqueue(a_job())
     lease = one(backend)
     with ThreadPoolExecutor(1) as executor:
-        waiter = executor.submit(backend.wait_any, [QUEUE], 1.5)
+        waiter = executor.submit(backend.wait_any, [QUEUE], 30.0)
         wait_until(lambda: watching(clients))
-        asked_at = time.monotonic()
+        asked = Stopwatch()
         assert all(backend.renew_many([lease], 30.0))
         assert backend.ack(lease)
-        assert not waiter.done(), f"that took {time.monotonic() - asked_at:.3f} s"
+        assert asked.seconds() < RESERVE_S / 2
+        assert not waiter.done()
         backend.close()
         assert waiter.result(5.0) is None
 

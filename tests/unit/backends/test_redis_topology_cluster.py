@@ -121,7 +121,7 @@ def test_a_bell_of_any_slot_is_heard_at_once(cluster: RedisCluster, link: Link, 
             heard = executor.submit(link.wait_pop, some, 30.0)
             wait_until(lambda: blocked(cluster) == count, what="the waiter waits in all slots")
             link.call("RPUSH", key, 1)
-            assert heard.result(1.0) == key
+            assert heard.result(10.0) == key
             assert blocked(cluster) == 0  # nothing is left behind that would take a bell which nobody hears
 
 
@@ -129,7 +129,7 @@ def test_bells_that_ring_at_once_are_all_told(cluster: RedisCluster, link: Link)
     some = keys(cluster, 6)
     for key in some:
         link.call("RPUSH", key, 1)
-    assert {link.wait_pop(some, 0.2) for _ in some} == set(some)
+    assert {link.wait_pop(some, 30.0) for _ in some} == set(some)
     began = Stopwatch()
     assert link.wait_pop(some, 0.05) is None
     assert began.seconds() < 1.0
@@ -160,7 +160,7 @@ def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link, thread
             wait_until(lambda: not any(ringer.call_many(lengths)), what="all bells are taken")
         finally:
             halt.set()
-        heard = sum(listener.result(5.0) for listener in listeners)
+        heard = sum(listener.result(10.0) for listener in listeners)
     while link.wait_pop(some, 0.01) is not None:
         heard += 1
     assert count // 2 < heard <= count  # one bell that several heard while they were called off is told once
@@ -173,7 +173,7 @@ def test_closing_wakes_who_waits(cluster: RedisCluster, threads: ThreadPoolExecu
         link.close()
         for wait in waits:
             with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
-                wait.result(1.0)
+                wait.result(10.0)
         with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
             link.ping()
         link.close()
@@ -186,7 +186,7 @@ def test_connections_that_the_servers_closed_are_replaced(cluster: RedisCluster,
         for key in some:
             link.run(ADD, [f"{key}n"], [1])
         link.call("RPUSH", some[turn % 6], 1)
-        assert link.wait_pop(some, 1.0) == some[turn % 6]
+        assert link.wait_pop(some, 30.0) == some[turn % 6]
         before = before or open_descriptors()
         for node in cluster.masters:
             node.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -251,7 +251,7 @@ def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: 
         try:
             cluster.move(slot, source, target)
             other.call("RPUSH", key, 1)
-            assert 0 < heard.result(5.0) < 100
+            assert 0 < heard.result(10.0) < 100
         finally:
             halt.set()
             cluster.move(slot, target, source)
