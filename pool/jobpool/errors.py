@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import errno
 import os
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ def is_debugging() -> bool:
 
 class JobpoolError(Exception):
     """Base of every error that jobpool raises on purpose."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let pickle restore it without a call of `__init__`: a handler's own process pool passes errors on so."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class InvalidJob(JobpoolError, ValueError):

@@ -13,8 +13,10 @@ A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEB
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import getopt
+import io
 import logging
 import os
 import re
@@ -30,7 +32,7 @@ import click
 
 from jobpool.cli.session import INTERRUPTED, leave
 from jobpool.errors import PASSING, ConfigurationError, JobpoolError, is_debugging
-from jobpool.message.printable import printable
+from jobpool.message.printable import escaped, printable
 from jobpool.settings import REMOVED, SETTINGS, removed
 
 if TYPE_CHECKING:
@@ -213,7 +215,8 @@ def _brief(param: click.Parameter) -> tuple[str, str]:
 def open_standard_streams() -> None:
     """Put /dev/null in the place of stdin, stdout and stderr, where the process was started without them.
 
-    Else the next file or socket that is opened gets the number 2, and what is printed goes there.
+    Else the next file or socket that is opened gets the number 2, and what is printed goes there. Characters
+    that the encoding of an output lacks are written as JSON's escapes, so a JSON document stays one.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -222,6 +225,10 @@ def open_standard_streams() -> None:
             nothing = os.open(os.devnull, os.O_RDWR)  # the smallest number that is free: this one
             os.set_inheritable(nothing, True)
             setattr(sys, name, os.fdopen(nothing, "r" if name == "stdin" else "w", closefd=False))
+    codecs.register_error("jobpool", escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="jobpool")
 
 
 # --- the order of words -----------------------------------------------------------------------------------------------

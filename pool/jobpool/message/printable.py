@@ -74,6 +74,12 @@ def _escaped(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1]
 
 
+def escaped(error: UnicodeError) -> tuple[str, int]:
+    """Handle an error of `codecs`: give JSON's escapes for what an output cannot take, and the place after it."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def headline(text: str | None) -> str | None:
     """Return the line that says what happened: the first below the frames of a traceback, or of any other text.
 

@@ -105,3 +105,12 @@ def test_ctrl_c_while_the_command_line_is_imported_prints_no_traceback(shell: Sh
     for through, code, told in (((), -signal.SIGINT, ""), (("env", "--ignore-signal=INT"), 1, "imported\n")):
         done = shell.run("stats", program=(*through, *program), code=code)
         assert (done.stdout, "KeyboardInterrupt" in done.stderr) == (told, False)
+
+
+def test_what_an_output_that_is_not_utf_8_cannot_take_is_written_as_in_json(shell: Shell) -> None:
+    ident = shell.enqueue("report", {"text": "déjà ✓ 😀"})
+    shell.environment["PYTHONIOENCODING"] = "latin-1"
+    for words, shown in (((), r"déjà \u2713 \ud83d\ude00"), (("--json",), r'"déjà \u2713 \ud83d\ude00"')):
+        command = (*PROGRAM, "inspect", ident, *words)
+        told = subprocess.check_output(command, cwd=shell.directory, env=shell.environment, encoding="latin-1")
+        assert shown in told

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +56,29 @@ def _imported_by(program: str, directory: Path, names: tuple[str, ...]) -> list[
     words = [sys.executable, "-c", f"{program}; import sys; print(*{{*{names!r}}} & {{*sys.modules}})"]
     ran = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=60, check=True)
     return sorted(ran.stdout.split())
+
+
+class Busy(jobpool.Retry):
+    """As an app may derive it."""
+
+    def __init__(self) -> None:
+        super().__init__(after=7, reason="busy")
+
+
+def pickled(error: Exception) -> Exception:
+    return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("pass_on", [pickled, copy.copy], ids=["pickled", "copied"])
+def test_a_process_pool_passes_every_error_on_as_it_is(pass_on: Callable[[Exception], Exception]) -> None:
+    made = [
+        *(jobpool.Retry(after=5, reason="busy"), jobpool.Snooze(after=1), Busy()),
+        *(jobpool.JobFailed("dead", "its status"), jobpool.ResultPending("not yet"), jobpool.InvalidJob("no")),
+    ]
+    for error in made:
+        error.add_note("told")
+        found = pass_on(error)
+        assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 def test_every_public_name_is_there() -> None:
