@@ -164,8 +164,13 @@ def empty_turned() -> None:
 
 def let_go(namespace: Namespace) -> None:
     """Give back what came while somebody waited."""
-    for queue in namespace.named_queues():
-        namespace.call(namespace.queue(queue).give_back())
+    clients = [namespace.queue(name) for name in namespace.named_queues()]
+    namespace.call(_give_back(clients))
+
+
+async def _give_back(clients: Iterable[QueueClient]) -> None:
+    for client in clients:
+        await client.give_back()
 
 
 def empty_by(control: Control) -> None:

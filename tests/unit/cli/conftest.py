@@ -34,9 +34,10 @@ def log_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def modules_as_before(tmp_path: Path) -> Iterator[None]:
     """An app that a test has imported into this process is forgotten, with its name: other tests have apps too."""
+    before = set(sys.modules)
     yield
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+    for name in sys.modules.keys() - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
 
 

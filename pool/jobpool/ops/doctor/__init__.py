@@ -8,24 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding
-from jobpool.ipc.frames import Loaded
-from jobpool.master.serving import named_queues
-from jobpool.ops.doctor import broker, configuration, handlers, machine, serving
 from jobpool.settings import Settings
 
+if TYPE_CHECKING:
+    from jobpool.ops.doctor.serving import Silent
 
-def examine(
-    settings: Settings, sys_path: Sequence[str], config: ConfigFile, silent: serving.Silent
-) -> Iterator[Finding]:
+
+def examine(settings: Settings, sys_path: Sequence[str], config: ConfigFile, silent: Silent) -> Iterator[Finding]:
     """Yield every finding. Nothing raises: a failed question is a finding itself.
 
     Apps are looked for in `sys_path`, besides the working directory. `config` is the file that applies.
     `silent`: asked for the schedules that fire nothing because a clock was ahead. Blocks for a few calls to the broker,
     and while the app is imported (see `handlers.load`).
     """
+    # Not for each pool, which judges only its configuration, before it starts its fork server.
+    from jobpool.ipc.frames import Loaded
+    from jobpool.master.serving import named_queues
+    from jobpool.ops.doctor import broker, configuration, handlers, machine, serving
+
     app = handlers.load(settings, sys_path)
     infos = app.handlers if isinstance(app, Loaded) else []
     if infos and not settings.queues:
