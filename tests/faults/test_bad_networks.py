@@ -10,6 +10,7 @@ import pytest
 from support.faultmoves import (
     Figure,
     end_unharmed,
+    fed,
     gated,
     in_time,
     let_pass,
@@ -86,7 +87,7 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
         feed(rig)
         seconds_until_gone(held[1:], TTL + 1.0)
     # It was renewed a third of it ago at most, or as late as the machine had kept its master waiting.
-    assert time.monotonic() - begun > 0.4 * TTL - stalls.seconds, "not before its lease had ended"
+    assert time.monotonic() - begun > 0.4 * TTL - stalls.allowance, "not before its lease had ended"
     assert rig.ends(done)
     wait_back(lambda: len(rig.starts(running)) == len(rig.starts(done)) == 2, "redelivered", TTL + BACK)
     assert {line.pid for ident in (running, done) for line in rig.starts(ident)[1:]} <= children(*others)
@@ -155,7 +156,7 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
         host.proxy.black_hole()
         cut = time.monotonic()
         figure("the attempt ends after", seconds_until_gone([line.pid], broker.lasts + 1.5), "s")
-    assert time.monotonic() - cut > 0.5 * broker.lasts - stalls.seconds, "not before its lease had ended"
+    assert time.monotonic() - cut > 0.5 * broker.lasts - stalls.allowance, "not before its lease had ended"
     with costing([pool]) as cost:
         wait_back(lambda: "broker" in complaints(pool), "health tells", OUTAGE + BACK)
     assert cost.cpu < IDLE_CPU * max(OUTAGE, cost.seconds), "no busy loop"
@@ -164,9 +165,12 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
     back_again.touch()
     host.proxy.restore()
     back = time.monotonic()
-    rig.enqueue_many("work", [{"seconds": 0.05}] * 60)
     family = set(pool.children())
-    wait_back(lambda: any(line.at > back and line.pid in family for line in rig.starts()), "it works again")
+
+    def works() -> bool:
+        return any(line.at > back and line.pid in family for line in rig.starts())
+
+    wait_back(lambda: fed(rig, works, 0.02, 20), "it works again")  # the other pool leaves it something, however late
     wait_back(lambda: len(rig.starts(long)) >= 2, "redelivered", BACK + broker.lasts)
     rig.wait_drained()
     account = rig.account()
@@ -242,7 +246,9 @@ def test_half_open_connections_are_left_behind(broker: Broker, rig: Rig, figure:
     wait_until(lambda: all(host.proxy.counts().bytes_lost for host in broker.hosts), what="a slow server's too")
     for host in broker.hosts:
         host.proxy.restore()
-    figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
+    back = time.monotonic()
+    rig.enqueue("work")  # all the others may be done by now
+    figure("work goes on after", wait_begun_after(rig, back), "s")
     end_unharmed(rig, rig.pools)
 
 
