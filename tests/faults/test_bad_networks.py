@@ -76,7 +76,7 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
     lonely = rig.start_pool(*LEASES, url=hosts[0].url).wait_ready(2)
     cut_off, heard = rig.directory / "cut off", rig.directory / "heard"
     done = rig.enqueue("again", {"first": 0.0, "later": 0.1, "until": str(cut_off), "then": str(heard)})
-    running = rig.enqueue("again", {"first": 60, "later": 0.1})
+    running = rig.enqueue("again", {"first": 600, "later": 0.1})
     with stalls:
         held = [line.pid for line in rig.wait_started(done, running)]
         others = start_on(hosts[1:], rig, *LEASES)
@@ -86,7 +86,7 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
         feed(rig)
         seconds_until_gone(held[1:], TTL + 1.0)
     # It was renewed a third of it ago at most, or as late as the machine had kept its master waiting.
-    assert time.monotonic() - begun > 0.4 * TTL - stalls.seconds, "not before its lease had ended"
+    assert time.monotonic() - begun > 0.4 * TTL - stalls.allowance, "not before its lease had ended"
     assert rig.ends(done)
     wait_back(lambda: len(rig.starts(running)) == len(rig.starts(done)) == 2, "redelivered", TTL + BACK)
     assert {line.pid for ident in (running, done) for line in rig.starts(ident)[1:]} <= children(*others)
@@ -155,7 +155,7 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
         host.proxy.black_hole()
         cut = time.monotonic()
         figure("the attempt ends after", seconds_until_gone([line.pid], broker.lasts + 1.5), "s")
-    assert time.monotonic() - cut > 0.5 * broker.lasts - stalls.seconds, "not before its lease had ended"
+    assert time.monotonic() - cut > 0.5 * broker.lasts - stalls.allowance, "not before its lease had ended"
     with costing([pool]) as cost:
         wait_back(lambda: "broker" in complaints(pool), "health tells", OUTAGE + BACK)
     assert cost.cpu < IDLE_CPU * max(OUTAGE, cost.seconds), "no busy loop"
@@ -164,9 +164,12 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
     back_again.touch()
     host.proxy.restore()
     back = time.monotonic()
-    rig.enqueue_many("work", [{"seconds": 0.05}] * 60)
     family = set(pool.children())
+    heard = rig.directory / "heard"
+    for _ in range(3):  # more than the other's children can take at once, as above
+        gated(rig, heard, heard)
     wait_back(lambda: any(line.at > back and line.pid in family for line in rig.starts()), "it works again")
+    heard.touch()
     wait_back(lambda: len(rig.starts(long)) >= 2, "redelivered", BACK + broker.lasts)
     rig.wait_drained()
     account = rig.account()
@@ -242,7 +245,9 @@ def test_half_open_connections_are_left_behind(broker: Broker, rig: Rig, figure:
     wait_until(lambda: all(host.proxy.counts().bytes_lost for host in broker.hosts), what="a slow server's too")
     for host in broker.hosts:
         host.proxy.restore()
-    figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
+    back = time.monotonic()
+    rig.enqueue("work")  # all the others may be done by now
+    figure("work goes on after", wait_begun_after(rig, back), "s")
     end_unharmed(rig, rig.pools)
 
 
@@ -263,7 +268,7 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     pools = start_pools(rig, 2, *flags, workers=1, url=host.url, timeout=1)
     cut = rig.directory / "cut"
     ends_then = {"first": 0, "later": 0.1, "until": str(cut)}
-    held = rig.enqueue_many("again", [{"first": 60, "later": 0.1}, ends_then], priority=1)
+    held = rig.enqueue_many("again", [{"first": 600, "later": 0.1}, ends_then], priority=1)
     pids = [line.pid for line in rig.wait_started(*held)]
     waiting = rig.enqueue_many("work", [{"seconds": 0.02}] * 20)
     part(host)
@@ -291,7 +296,7 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
 def test_a_pool_can_be_stopped_while_its_broker_is_away(broker: Broker, rig: Rig) -> None:
     host = broker.host()
     [pool] = start_pools(rig, 1, "--stop-grace", "1", url=host.url)
-    ids = rig.enqueue_many("work", [{"seconds": 0.5}, {"seconds": 60}])
+    ids = rig.enqueue_many("work", [{"seconds": 0.5}, {"seconds": 600}])
     rig.wait_started(*ids)
     part(host)
     in_time(lambda: stop_all(rig, [pool]), 1.0 + 2 * BACK)

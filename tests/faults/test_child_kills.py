@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support import apps_pool
 from support.faultmoves import Figure, gated, let_pass, start_pools, stop_all
-from support.poolrig import PoolProcess, Rig, kill_child
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.seeds import printed_seed
 from support.stalls import Stalls
 from support.waiting import wait_until, whole_lines
@@ -56,7 +56,7 @@ def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, reque
     runners = {line.pid for line in rig.wait_started(*steady)}
     with Stalls() as stalls:
         doomed = _enqueue_doomed(rig, random.Random(seed), OF_EACH.get(request.node.callspec.params["broker"], FEW))
-        wait_until(lambda: {line.id for line in rig.ends()} >= set(doomed), 60.0, "each has run again")
+        wait_until(lambda: {line.id for line in rig.ends()} >= set(doomed), LIMIT, "each has run again")
         wait_until(lambda: rig.stats().pending <= len(steady), what="all are settled")
         wait_until(lambda: _killed(rig) == doomed, what="each died at its phase")
         _kill_idle_children(rig, pools, runners)
@@ -168,7 +168,7 @@ def test_children_killed_at_random_moments(rig: Rig) -> None:
         if rig.stats().waiting < 300:
             rig.enqueue_many("work", [{"seconds": 0.005}] * 500)
     assert kills == KILLS
-    rig.wait_drained(60)
+    rig.wait_drained()
     account = rig.account()
     account.assert_apart()
     assert sum(account.crashes.values()) <= kills
@@ -196,7 +196,7 @@ def test_children_killed_and_frozen_while_others_take_what_waits_behind_their_lo
             rig.enqueue_many("work", _mixed(rng, 200))
     pool.wait_ready(4)
     _freeze_a_child_until_others_have_done_the_rest(rig, pool, rng)
-    rig.wait_drained(60)
+    rig.wait_drained()
     account = rig.account()
     account.assert_apart()
     assert sum(account.crashes.values()) <= kills + POISON
@@ -216,7 +216,7 @@ def _freeze_a_child_until_others_have_done_the_rest(rig: Rig, pool: PoolProcess,
     rig.enqueue_many("work", _mixed(rng, 300))
     frozen = rng.choice(pool.children())
     os.kill(frozen, signal.SIGSTOP)
-    wait_until(lambda: rig.stats().pending <= 1, 30.0, "the others have done the rest")
+    wait_until(lambda: rig.stats().pending <= 1, LIMIT, "the others have done the rest")
     used = pool.cpu_seconds()
     let_pass(1.0)
     assert pool.cpu_seconds() - used < 0.3

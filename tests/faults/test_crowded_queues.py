@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.faultmoves import Figure, let_pass, start_pools, stop_all
-from support.poolrig import Rig
+from support.poolrig import LIMIT, Rig
 from support.poolrig_brokers import Broker, PostgresBroker, RedisBroker
 from support.waiting import wait_until
 
@@ -66,7 +66,7 @@ def wait_worked_off(rig: Rig) -> None:
         stats = rig.stats()
         return stats.waiting == stats.leased == 0
 
-    wait_until(done, 60.0, "all is worked off")
+    wait_until(done, LIMIT, "all is worked off")
 
 
 def cost_of_a_job(rig: Rig, read: Meter, pause: float) -> float:
@@ -75,7 +75,7 @@ def cost_of_a_job(rig: Rig, read: Meter, pause: float) -> float:
     rig.stats("nothing")  # with it Postgres counts what was asked on this connection before, and not later
     before, done = read(), len(rig.ends())
     rig.enqueue_many("work", [{}] * JOBS)
-    wait_until(lambda: len(rig.ends()) == done + JOBS, 60.0, "all have run")
+    wait_until(lambda: len(rig.ends()) == done + JOBS, LIMIT, "all have run")
     let_pass(pause)
     return (read() - before) / JOBS
 

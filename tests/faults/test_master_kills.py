@@ -40,7 +40,7 @@ def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(
     """Its messages go to the pool that is there, and to the one that is started in its stead."""
     gate = rig.directory / "gate"
     [victim] = start_pools(rig, 1, *FLAGS, workers=3)
-    long = [rig.enqueue("again", {"first": 60, "later": 0, "then": str(gate)}) for _ in range(2)]
+    long = [rig.enqueue("again", {"first": 600, "later": 0, "then": str(gate)}) for _ in range(2)]
     rig.wait_started(*long)
     others = start_pools(rig, 1, *FLAGS, workers=3)
     wait_until(lambda: fed(rig, lambda: len(_ended_by(rig, victim)) > 10, JOB, WAITING), LIMIT, "it works")

@@ -94,7 +94,7 @@ def test_reloads_in_a_stream_of_quick_jobs_with_longer_ones_among_them_come_to_t
     for _ in range(5):
         before = pool.fork_servers()
         pool.send(signal.SIGHUP)
-        wait_until(lambda b=before: fed_mixed(rig, mixed) and is_reloaded(pool, b), 30.0, "reloaded")  # type: ignore[misc]
+        wait_until(lambda b=before: fed_mixed(rig, mixed) and is_reloaded(pool, b), LIMIT, "reloaded")  # type: ignore[misc]
     end_unharmed(rig, [pool, other])
     assert not pool.log("a child died")
     assert not pool.log("a child that was told to leave has not left; it is killed")

@@ -280,7 +280,7 @@ def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools
     steady = steady_jobs(rig, 1.5)
     ident = around.watch_beside("scribble", {})
     last = rig.enqueue("scribble")
-    wait_until(lambda: len(rig.lines("effect", last)) == 1)
+    wait_until(lambda: rig.lines("effect", last), LIMIT)
     with Watcher(lambda: [pool.note() for pool in pools]) as watcher:
 
         def ended_in_sight() -> list[Line]:

@@ -18,7 +18,7 @@ from support.faultmoves import (
     start_pools,
     stop_all,
 )
-from support.poolrig import PoolProcess, Rig, kill_child
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.seeds import printed_seed
 from support.stalls import Stalls
 from support.waiting import wait_until
@@ -64,7 +64,7 @@ def test_fifty_children_by_ttin_are_killed_at_once_and_end_by_ttou(rig: Rig, fig
     bring_to(pool, signal.SIGTTIN, MANY)
     for _ in range(FIRST):
         pool.send(signal.SIGTTIN)  # one more is too many
-    wait_until(lambda: fed(rig, lambda: pool.ready() == MANY, 0.1, 100), 60.0, f"{MANY} children")
+    wait_until(lambda: fed(rig, lambda: pool.ready() == MANY, 0.1, 100), LIMIT, f"{MANY} children")
 
     with Stalls() as stalls:
         doomed = pool.children()
@@ -72,7 +72,7 @@ def test_fifty_children_by_ttin_are_killed_at_once_and_end_by_ttou(rig: Rig, fig
         killed = time.monotonic()
         assert sum(kill_child(pool, pid) for pid in doomed) == MANY
         seconds_until_gone(doomed, AT_ONCE)
-        wait_until(lambda: not set(pool.slots().values()) & set(doomed) and pool.ready() == MANY, 30.0)
+        wait_until(lambda: not set(pool.slots().values()) & set(doomed) and pool.ready() == MANY, LIMIT)
         took = time.monotonic() - killed
     figure(f"{MANY} children ready again", took, "s")
     assert took < READY_AGAIN + stalls.allowance
@@ -80,7 +80,7 @@ def test_fifty_children_by_ttin_are_killed_at_once_and_end_by_ttou(rig: Rig, fig
     bring_to(pool, signal.SIGTTOU, 1)
     pool.send(signal.SIGTTOU)  # one stays, whatever comes
     published_again(pool)
-    wait_until(lambda: pool.header().workers == pool.ready() == len(pool.children()) == 1, 30.0, "one is left")
+    wait_until(lambda: pool.header().workers == pool.ready() == len(pool.children()) == 1, LIMIT, "one is left")
     pool.send(signal.SIGTTIN)
     pool.wait_ready(2)
     rig.wait_drained()
@@ -110,12 +110,12 @@ def test_a_storm_of_signals(rig: Rig) -> None:
         let_pass(rng.uniform(0, APART))
     for pool in pools:
         reloaded = partial(is_reloaded, pool, first[pool.name])
-        wait_until(lambda r=reloaded: fed(rig, r, 0.01, 100), 60.0, "it is reloaded")  # type: ignore[misc]
+        wait_until(lambda r=reloaded: fed(rig, r, 0.01, 100), LIMIT, "it is reloaded")  # type: ignore[misc]
         wait_until(lambda p=pool: p.log("stack of a child"))  # type: ignore[misc]
     assert len(sizes) > 1, "children came or went"
     rig.wait_drained()
     for pool in pools:
-        wait_until(lambda p=pool: len(p.fork_servers()) == 1, 20.0)  # type: ignore[misc]
+        wait_until(lambda p=pool: len(p.fork_servers()) == 1, LIMIT)  # type: ignore[misc]
         pool.wait_ready(pool.header().workers)
     end_unharmed(rig, pools)
     assert not any(pool.log("a child died") for pool in pools)

@@ -149,7 +149,7 @@ def test_what_was_tampered_with_is_rejected_or_the_very_same_job(rig: Rig) -> No
     bodies = forgeries() | flips | failing | {"old-key": genuine("old-key", key=OLD)}
     put(rig, bodies)
     pools = start_two(rig)
-    rig.wait_drained(limit=60.0)
+    rig.wait_drained()
     assert {line.id for line in rig.starts()} == {*same, *failing}, f"seed {seed}"
     assert {line.tag for line in rig.starts() if line.id in same} == {"good"}
     assert not marker.exists()
@@ -161,7 +161,7 @@ def test_what_was_tampered_with_is_rejected_or_the_very_same_job(rig: Rig) -> No
     assert {message.reason for message in dead.values()} == {"rejected"}
     assert not any(message.attempts or message.crashes for message in dead.values())
     rig.account().assert_once_each()
-    wait_until(lambda: sum(pool.header().rejected for pool in pools) == len(dead), 30.0, "all of them are counted")
+    wait_until(lambda: sum(pool.header().rejected for pool in pools) == len(dead), what="all of them are counted")
     assert [pool.stop() for pool in pools] == [0, 0]
     for pool in pools:
         told = pool.log("a message is rejected")
@@ -188,7 +188,7 @@ def test_a_huge_body_is_rejected_and_never_reaches_a_master(rig: Rig, figure: Fi
     put(rig, {"huge": b"[" * size})
     rig.sign_with(KEY)
     beside = rig.enqueue_many("work", [{}] * 4)
-    rig.wait_drained(limit=60.0)
+    rig.wait_drained()
     grown = max(peak(pool) - rss for pool, rss in zip(pools, before, strict=True))
     figure("more memory of a master at its peak", grown / (1 << 20), "MiB")
     assert grown < MOST

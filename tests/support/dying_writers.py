@@ -54,7 +54,7 @@ def main(path: str, notes: str, rounds: int, seed: int) -> None:
         time.sleep(rng.uniform(0, LONGEST))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        with closing(sqlite3.connect(path)) as connection:
+        with closing(sqlite3.connect(path, timeout=30.0)) as connection:
             [(found,)] = connection.execute("PRAGMA integrity_check").fetchall()
         if found != "ok":
             print(f"after {number + 1} kills: {found}", flush=True)

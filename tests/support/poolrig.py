@@ -28,7 +28,6 @@ from msgspec.structs import replace
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool.errors import BackendUnavailable
 from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
@@ -42,7 +41,7 @@ from jobpool_torture.processes import is_alive
 from support import failpoints
 from support.accounts import Account, count
 from support.stalls import Stalls
-from support.waiting import wait_ended, wait_until, whole_lines
+from support.waiting import patiently, wait_ended, wait_until, whole_lines
 
 LIMIT = 90.0
 """Seconds: far more than anything here takes on an idle machine."""
@@ -289,7 +288,8 @@ class Rig(AbstractContextManager["Rig"]):
         return [self.starts(ident)[0] for ident in idents]
 
     def stats(self, queue: str = "default") -> QueueStats:
-        return self.backend.stats(queue)
+        """Ask the broker until it answers: a machine that stands still may keep it from that in time."""
+        return patiently(lambda: self.backend.stats(queue))
 
     def inspect(self, ident: str) -> Message:
         message = self.backend.inspect(ident)
@@ -306,14 +306,8 @@ class Rig(AbstractContextManager["Rig"]):
 
     def wait_drained(self, limit: float = LIMIT, queue: str = "default") -> None:
         """Wait until nothing is waiting, delayed or leased, and every pool that runs has heard what became of it."""
-        wait_until(lambda: self._is_empty(queue), limit, "the queue is empty")
+        wait_until(lambda: self.stats(queue).pending == 0, limit, "the queue is empty")
         wait_until(lambda: not any(self._unheard().values()), limit, "every pool has heard what became of its calls")
-
-    def _is_empty(self, queue: str) -> bool:
-        """Ask the broker; a machine that stands still may keep it from answering in time."""
-        with contextlib.suppress(BackendUnavailable):
-            return self.stats(queue).pending == 0
-        return False
 
     def _unheard(self) -> dict[int, int]:
         """Pid of a pool that runs → settlements that it has asked for, and has written no answer to."""
