@@ -87,7 +87,10 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
             except OSError:
                 same = False
             if not same and inode is not None and files is self._files:
-                raise BackendUnavailable(_GONE.format(path=name))
+                with gate:
+                    if name == self.path or self._has_open():
+                        raise BackendUnavailable(_GONE.format(path=name))
+                    self._forget_files()  # SQLite took them away with the last connection, which an interrupt spoilt
 
     def open(self) -> Connection:
         """Open a connection. Blocks for a fork that is under way."""
@@ -119,7 +122,7 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
         """Close all connections before a fork. Blocks until they are given back, or the time is over."""
         self.is_forking = True
         idle, self._idle = self._idle, _ClosedStack()
-        self._files = dict.fromkeys(self._files) | {self.path: self._files.get(self.path)}
+        self._forget_files()
         wake(self.path)
         give_up = time.monotonic() + self._timeout
         while True:
@@ -138,6 +141,10 @@ class FileConnections(IdleConnections[sqlite3.Connection]):
             _spoilt.add(self._real)
         self._idle = []
         self.is_forking = False
+
+    def _forget_files(self) -> None:
+        """Forget those beside the database, which SQLite makes anew."""
+        self._files = dict.fromkeys(self._files) | {self.path: self._files.get(self.path)}
 
     def _has_open(self) -> bool:
         return not all(connection.is_closed for connection in self._open)

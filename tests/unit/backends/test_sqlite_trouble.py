@@ -253,6 +253,16 @@ def test_a_file_beside_it_that_was_taken_away_is_noticed(path: Path, open_sqlite
         backend.enqueue(a_job())
 
 
+def test_the_files_beside_it_go_with_a_last_connection_that_an_interrupt_has_spoilt(open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    backend.enqueue(a_job("first"))
+    connection = backend._database.lend()
+    connection.execute("BEGIN")
+    backend._database.give_back(connection)
+    backend.enqueue(a_job("second"))
+    assert backend.stats(QUEUE).waiting == 2
+
+
 def test_the_files_beside_it_stay_while_other_programs_come_and_go(open_sqlite: Open) -> None:
     backend = open_sqlite()
     for _ in range(3):
