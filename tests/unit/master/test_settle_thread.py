@@ -441,7 +441,7 @@ def test_what_is_refused_until_its_lease_has_ended_is_given_up(full: Full, monke
 
 
 def test_a_lease_is_not_renewed_for_longer_than_it_lasts_while_its_settlement_is_refused(full: Full) -> None:
-    refused, running = held(full, ttl=0.5), held(full, ttl=0.5)
+    refused, running = held(full, ttl=2.0), held(full, ttl=2.0)
     refused.refused_at = full.clock.mono()
 
     def both_go_their_way() -> bool:
@@ -451,7 +451,7 @@ def test_a_lease_is_not_renewed_for_longer_than_it_lasts_while_its_settlement_is
         now = full.clock.boot()
         return refused.lease.expires_at < now < running.lease.expires_at
 
-    with Running(partial(RenewThread, full, 0.5, lambda: [refused, running])) as renewing:
+    with Running(partial(RenewThread, full, 2.0, lambda: [refused, running])) as renewing:
         wait_until(both_go_their_way)
 
 
