@@ -246,7 +246,7 @@ def test_a_timeout_out_of_bounds_is_refused(backend: MemoryBackend, timeout: flo
 def test_what_is_out_of_bounds_is_refused(backend: MemoryBackend) -> None:
     tables: dict[str, tuple[str, tuple[object, ...]]] = {
         "most": ("from 1 to 1000000", (0, -1, 1_000_001, 2.5, "3", True, None)),
-        "name": ("1 to 300 printable characters", ("", "x" * 301, "a\nb", None)),
+        "name": (r"1 to 300 printable characters, not ('(a\\nb|x+…|)|None)", ("", "x" * 301, "a\nb", None)),
         "window": ("window", (0.0, -1.0, 86401.0, float("nan"), float("inf"))),
         "backend": (r"a RateLimiter takes a jobpool\.Jobs or an open backend, not str", ("memory://",)),
     }
