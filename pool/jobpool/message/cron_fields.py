@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from msgspec import Struct
 
 from jobpool.errors import InvalidJob
+from jobpool.message.names import quoted
 
 ALIASES = {
     "@yearly": "0 0 1 1 *",
@@ -219,9 +220,7 @@ def open_zone(name: str) -> ZoneInfo:
     except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, another file
         near = _near_zones(name) if isinstance(name, str) else []
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "write an IANA name, like 'Europe/Berlin'"
-        shown = repr(name)
-        shown = shown if len(shown) < 80 else shown[:60] + "…"
-        raise InvalidJob(f"there is no time zone {shown}: {hint}") from None
+        raise InvalidJob(f"there is no time zone {quoted(name)}: {hint}") from None
 
 
 def _near_zones(name: str) -> list[str]:

@@ -12,7 +12,7 @@ from enum import Enum
 from msgspec import Struct
 
 from jobpool.errors import ConfigurationError
-from jobpool.message.names import LONGEST_NAME, shown
+from jobpool.message.names import LONGEST_NAME, quoted
 
 IDEMPOTENCY_TTL = 86400.0  # seconds for which a key stays done, unless something else is said
 LONGEST_KEPT = 366 * 86400.0  # seconds: the longest that a done key can be remembered
@@ -97,7 +97,7 @@ def check_place(name: str, most: int) -> None:
     """Raise `ConfigurationError` unless this can be the name and size of a limit."""
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_PLACE or not name.isprintable():
         allowed = f"1 to {LONGEST_PLACE} printable characters"
-        raise ConfigurationError(f"a lock's or limit's name has {allowed}, not {shown(name)}")
+        raise ConfigurationError(f"a lock's or limit's name has {allowed}, not {quoted(name)}")
     if type(most) is not int or not 1 <= most <= MOST_PLACES:
         raise ConfigurationError(f"a limit is a whole number from 1 to {MOST_PLACES}, not {most!r}")
 

@@ -25,7 +25,7 @@ def check_queue(queue: object) -> str:
     """Return `queue` as plain text, or raise `InvalidJob` naming what a queue name may hold."""
     if not is_queue(queue):
         raise InvalidJob(
-            f"queue name {shown(queue)} is refused: 1 to 100 letters, digits, '.', '_' or '-',"
+            f"queue name {quoted(queue)} is refused: 1 to 100 letters, digits, '.', '_' or '-',"
             " starting with a letter or digit"
         )
     return str.__str__(queue)
@@ -35,7 +35,7 @@ def check_identifier(identifier: str) -> str:
     """Return `identifier`, or raise `InvalidJob` naming what an id may hold."""
     if not isinstance(identifier, str) or not IDENTIFIER.fullmatch(identifier):
         raise InvalidJob(
-            f"identifier {shown(identifier)} is refused: 1 to 128 letters, digits or '._:@/+=~-',"
+            f"identifier {quoted(identifier)} is refused: 1 to 128 letters, digits or '._:@/+=~-',"
             " starting with a letter or digit"
         )
     return identifier
@@ -44,14 +44,14 @@ def check_identifier(identifier: str) -> str:
 def check_text(value: object, what: str) -> str:
     """Return `value`, or raise `InvalidJob` for one that is not a `str`; `what` says which argument it is."""
     if not isinstance(value, str):
-        raise InvalidJob(f"{what} {shown(value)} is refused: it is a str, not {type(value).__name__}")
+        raise InvalidJob(f"{what} {quoted(value)} is refused: it is a str, not {type(value).__name__}")
     return value
 
 
 def check_name(name: str, what: str) -> str:
     """Return `name` as plain text, which frames need, or raise `InvalidJob`; `what` says which name it is."""
     if not is_name(name):
-        raise InvalidJob(f"{what} {shown(name)} is refused: 1 to {LONGEST_NAME} printable characters")
+        raise InvalidJob(f"{what} {quoted(name)} is refused: 1 to {LONGEST_NAME} printable characters")
     return str.__str__(name)
 
 
@@ -90,7 +90,7 @@ def storable(text: str) -> str:
     return whole.replace("\0", "\ufffd")
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a refused value as an error shows it: not all of one that is refused for its length."""
     text = repr(value)
     length = len(value if isinstance(value, str) else text)

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Begin, Begun, Guards, Hold, Rate, check_keep, keyless
-from jobpool.message.names import LONGEST_NAME, check_queue, is_name, shown
+from jobpool.message.names import LONGEST_NAME, check_queue, is_name, quoted
 
 QUEUE = "queue"  # the name under which a queue's own places and starts are counted
 JOB = "job:"  # before the name of a single-instance job
@@ -127,7 +127,7 @@ def _key(envelope: JobEnvelope) -> str | None:
     if not key:
         return None
     if not is_name(key):
-        raise MalformedEnvelope(f"idempotencyKey must be 1 to {LONGEST_NAME} printable characters, not {shown(key)}")
+        raise MalformedEnvelope(f"idempotencyKey must be 1 to {LONGEST_NAME} printable characters, not {quoted(key)}")
     return key
 
 
